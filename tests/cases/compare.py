@@ -1,0 +1,105 @@
+"""Exact comparison of two runs of one call: values to the bit, layout, mutation, identity, sharing."""
+import copy
+
+import torch
+import torch.utils._pytree as pytree
+
+from .harness import relations
+
+INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def clone_call(args, kwargs):
+    """Arguments with memory of their own that have the layout, and alias among themselves, as the given ones."""
+    memo = {}
+
+    def clone(leaf):
+        if isinstance(leaf, torch.Tensor) and leaf.layout != torch.strided:
+            return leaf.clone()
+        return copy.deepcopy(leaf, memo)
+
+    return pytree.tree_map(clone, (args, kwargs))
+
+
+def _plain(t):
+    if t.layout != torch.strided:
+        t = t.to_dense()
+    t = t.detach().resolve_conj().resolve_neg().contiguous()
+    return torch.view_as_real(t) if t.is_complex() else t
+
+
+def equal_bits(a, b):
+    """The same value in every bit, except that any NaN equals any NaN."""
+    a, b = _plain(a), _plain(b)
+    if not a.is_floating_point() or a.element_size() not in INTEGER_OF_SIZE:
+        return torch.equal(a, b)
+    bits = INTEGER_OF_SIZE[a.element_size()]
+    equal = a.reshape(-1).view(bits) == b.reshape(-1).view(bits)
+    return bool((equal | (torch.isnan(a) & torch.isnan(b)).reshape(-1)).all())
+
+
+def tensor_problem(a, b, values=True):
+    """How b differs from a, or None."""
+    for what in ("dtype", "shape", "layout", "requires_grad"):
+        if getattr(a, what) != getattr(b, what):
+            return f"{what} {getattr(a, what)} became {getattr(b, what)}"
+    if a.layout == torch.strided and a.stride() != b.stride():
+        return f"stride {a.stride()} became {b.stride()}"
+    if (a.is_conj(), a.is_neg()) != (b.is_conj(), b.is_neg()):
+        return "conjugate or negative bit differs"
+    if values and not equal_bits(a, b):
+        return f"values differ: {_sample(a)} became {_sample(b)}"
+    return None
+
+
+def _sample(t):
+    return _plain(t).reshape(-1)[:6].tolist()
+
+
+def strided(leaves, name):
+    return [(f"{name}{i}", t) for i, t in enumerate(leaves)
+            if isinstance(t, torch.Tensor) and t.layout == torch.strided]
+
+
+def run(fn, args, kwargs, seed=0):
+    """(result or None, error or None, generator state afterwards) of one call."""
+    torch.manual_seed(seed)
+    result = error = None
+    try:
+        result = fn(*args, **kwargs)
+    except Exception as e:  # whatever the op raises is what is compared
+        error = e
+    return result, error, torch.get_rng_state()
+
+
+def call_problems(call_want, want, call_got, got, values=True):
+    """Problems of `got` against `want`, two results of run() on call_want and call_got = (args, kwargs)."""
+    (result_want, error_want, rng_want), (result_got, error_got, rng_got) = want, got
+    if type(error_want) is not type(error_got):
+        return [f"raised {error_want!r:.300} became {error_got!r:.300}"]
+    problems = [] if torch.equal(rng_want, rng_got) else ["generator state differs"]
+    inputs_want, inputs_got = pytree.tree_leaves(call_want), pytree.tree_leaves(call_got)
+    problems += _leaf_problems(inputs_want, inputs_got, "input", values)
+    if error_want is not None:
+        return problems
+    leaves_want, spec_want = pytree.tree_flatten(result_want)
+    leaves_got, spec_got = pytree.tree_flatten(result_got)
+    if spec_want != spec_got:
+        return problems + [f"structure {spec_want} became {spec_got}"]
+    problems += _leaf_problems(leaves_want, leaves_got, "result", values)
+    sharing_want = relations(strided(inputs_want, "input") + strided(leaves_want, "result"))
+    sharing_got = relations(strided(inputs_got, "input") + strided(leaves_got, "result"))
+    problems += [f"sharing lost: {r}" for r in sorted(sharing_want - sharing_got)]
+    return problems + [f"sharing gained: {r}" for r in sorted(sharing_got - sharing_want)]
+
+
+def _leaf_problems(want, got, name, values):
+    problems = []
+    for i, (a, b) in enumerate(zip(want, got, strict=True)):
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+            problem = tensor_problem(a, b, values)
+        else:
+            problem = None if type(a) is type(b) and (a == b or a != a) else f"{a!r:.80} became {b!r:.80}"
+        if problem:
+            problems.append(f"{name} {i}: {problem}")
+    return problems

@@ -1,0 +1,146 @@
+"""Random programs mean compiled what they mean in eager; and the comparison notices wrong compilers."""
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from tests.fuzz import observe, programs, run
+from tests.fuzz.shrink import shrink
+
+EXAMPLES = 10_000 if os.environ.get("TRACEJIT_TEST_ALL") == "1" else 300
+SEED = 20
+hypothesis_settings = settings(max_examples=EXAMPLES, derandomize=True, deadline=None, database=None,
+                               print_blob=False, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def explain(program: programs.Program, outcome: run.Outcome) -> str:
+    return "\n".join([outcome.kind, *outcome.problems[:6], "", program.source])
+
+
+@hypothesis_settings
+@given(programs.genomes())
+def test_random_programs_mean_what_eager_means(genome):
+    program = programs.build(genome)
+    outcome = run.judge(program, run.compiler("tracejit"))
+    assert outcome.kind in ("same", "unstable"), explain(program, outcome)
+
+
+@pytest.mark.parametrize("options, share", [(programs.Options(), 2), (programs.Options(grad=True), 3),
+                                            (programs.Options(large=True, max_statements=6), 30)],
+                         ids=["long", "grad", "large"])
+def test_long_random_programs_gradients_and_large_shapes_mean_what_eager_means(options, share):
+    for index in range(EXAMPLES // share):
+        program = run.draw(SEED, index, options)
+        outcome = run.judge(program, run.compiler("tracejit"))
+        assert outcome.kind in ("same", "unstable"), explain(program, outcome)
+
+
+@pytest.mark.parametrize("options", [programs.Options(), programs.Options(grad=True, branches=True)],
+                         ids=["plain", "grad and branches"])
+def test_eager_means_the_same_every_time_and_most_programs_raise_no_error(options):
+    outcomes = [run.judge(run.draw(SEED, i, options), run.compiler("identity")) for i in range(300)]
+    assert {o.kind for o in outcomes} == {"same"}
+    assert sum(o.eager_error for o in outcomes) < 0.15 * len(outcomes)
+
+
+def copied(value):
+    return tree_map_only(torch.Tensor, torch.clone, value)
+
+
+def loses_writes(fn):
+    return lambda *arguments: fn(*copied(arguments))
+
+
+def copies_results(fn):
+    return lambda *arguments: copied(fn(*arguments))
+
+
+def replays_first_call(fn):
+    results = []
+
+    def replay(*arguments):
+        results.append(results[0] if results else fn(*arguments))
+        return results[0]
+    return replay
+
+
+def views_are_copies(fn):
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            aliases = [r.alias_info for r in func._schema.returns]
+            return copied(out) if any(a is not None and not a.is_write for a in aliases) else out
+
+    def without_aliases(*arguments):
+        with Mode():
+            return fn(*arguments)
+    return without_aliases
+
+
+def believes_arguments_are_apart(fn):
+    """Writes back in the end what it computed on copies, as if no two arguments shared memory."""
+    def apart(*arguments):
+        own = copied(arguments)
+        result = fn(*own)
+        for mine, theirs in zip(observe.leaves_of(arguments, ""), observe.leaves_of(own, "")):
+            if isinstance(mine[1], torch.Tensor) and not torch.equal(mine[1], theirs[1]):
+                mine[1].copy_(theirs[1])
+        return result
+    return apart
+
+
+def forgets_the_generator(fn):
+    def forgetful(*arguments):
+        with torch.random.fork_rng(devices=()):
+            return fn(*arguments)
+    return forgetful
+
+
+def raises_nothing(fn):
+    def silent(*arguments):
+        try:
+            return fn(*arguments)
+        except RuntimeError:
+            return None
+    return silent
+
+
+BROKEN = (loses_writes, copies_results, replays_first_call, views_are_copies, believes_arguments_are_apart,
+          forgets_the_generator, raises_nothing)
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
+def test_a_broken_compiler_is_noticed_within_200_programs(broken):
+    outcomes = (run.judge(run.draw(SEED, index, programs.Options()), broken) for index in range(200))
+    assert any(outcome.kind == "different" for outcome in outcomes)
+
+
+def test_a_failing_program_shrinks_to_the_statement_that_matters():
+    fails = run.fails_like("different", loses_writes)
+    program = next(p for p in (run.draw(SEED, i, programs.Options()) for i in range(200)) if fails(p))
+    small = shrink(program, fails)
+    assert fails(small) and len(small.statements) <= 1 and len(small.calls) == 1
+
+
+def test_a_program_is_the_same_for_the_same_seed_and_index():
+    sources = [run.draw(SEED, index, programs.Options()).source for index in (3, 4, 3)]
+    assert sources[0] == sources[2] != sources[1]
+
+
+def test_observation_tells_signed_zeros_apart_and_not_two_nans():
+    def moments(value):
+        return observe.observe(lambda: (lambda: torch.tensor(value), lambda call: call()))
+    assert observe.differences(moments([0.0]), moments([-0.0]))
+    assert not observe.differences(moments([float("nan")]), moments([-float("nan")]))
+    assert observe.differences(moments([1.0]), moments([float("nan")]))

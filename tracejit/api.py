@@ -1,0 +1,244 @@
+"""The public face: `jit`, and what it returns."""
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+import warnings
+from dataclasses import dataclass
+from typing import Any, Callable, Optional
+
+import torch
+
+from .capture import function_level
+from .capture.guards import EntryTable
+from .capture.inputs import CallInputs
+from .capture.modes import mode_key, outer_modes
+from .capture.tracer import capture
+from .errors import FallbackWarning, UnsupportedError
+from .ir.trace import Trace
+from .options import Options, log_topics, make_options
+from .pipeline import lower
+from .runtime.entry import Entry, make_entry
+from .runtime.program import user_traceback
+
+_capture_lock = threading.RLock()
+
+
+@dataclass(frozen=True)
+class CacheInfo:
+    """hits: calls that ran a compiled entry; misses: calls that compiled one; fallbacks: calls that ran eagerly."""
+
+    hits: int
+    misses: int
+    fallbacks: int
+    entries: int
+
+
+class CompiledFunction:
+    """A function that is captured at its first call with arguments of a kind, and runs its compiled program after that.
+
+    `__wrapped__` is the original function.
+    """
+
+    def __init__(self, fn: Callable, options: Options) -> None:
+        functools.update_wrapper(self, fn, updated=())
+        self.__wrapped__ = fn
+        self.options = options
+        self.name = options.name or _name_of(fn)
+        self.last_traces: list[Trace] = []
+        self._tables: dict[Any, EntryTable] = {}
+        self._eager: dict[Any, UnsupportedError] = {}
+        self._hits = self._misses = self._fallbacks = 0
+        self._warned: set[str] = set()
+
+    def __get__(self, instance: Any, owner: Optional[type] = None) -> Any:
+        """As a method: bound like a function."""
+        return self if instance is None else functools.partial(self, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if function_level.active() is not None:                # jit inside jit is part of the outer program
+            return self.__wrapped__(*args, **kwargs)
+        try:
+            inputs = CallInputs(args, kwargs)
+            key = (inputs.key, mode_key())
+            table = self._tables.get(key)
+            if table is not None:
+                entry, tensors = table.find(inputs.tensors)
+                if entry is not None:
+                    self._hits += 1
+                    return entry.run(tensors)
+            return self._first_call(inputs, key)
+        except Exception as error:                             # the user's error: show the user's frames
+            if "internal" in log_topics():
+                raise
+            raise error.with_traceback(user_traceback(error))
+
+    def _first_call(self, inputs: CallInputs, key: Any) -> Any:
+        if key in self._eager:
+            return self._run_eagerly(inputs, self._eager[key])
+        try:
+            reason = outer_modes()
+            if reason:
+                raise UnsupportedError(reason)
+            with _capture_lock:
+                entry, tensors = self._compile(inputs, key)
+        except UnsupportedError as error:
+            if self.options.fallback == "error":
+                raise
+            self._eager[key] = error
+            return self._run_eagerly(inputs, error)
+        except _ProgramError as failed:
+            error = failed.__cause__
+        else:
+            return entry.run(tensors)
+        return self._after_program_error(inputs, error)
+
+    def _compile(self, inputs: CallInputs, key: Any) -> tuple[Entry, list]:
+        try:
+            captured = capture(self.__wrapped__, inputs, self.name)
+        except UnsupportedError:
+            raise
+        except Exception as error:                             # the program's own error, of any class: eager shows it
+            raise _ProgramError from error
+        traces = lower(captured, self.options)
+        entry = make_entry(captured, traces[-1])
+        found = captured.guards.read(inputs.tensors)
+        if found is None:
+            raise UnsupportedError("an input disappeared during the capture")
+        self._tables.setdefault(key, EntryTable()).add(captured.guards, found[0], entry)
+        self.last_traces = traces
+        self._misses += 1
+        return entry, found[1]
+
+    def _after_program_error(self, inputs: CallInputs, error: BaseException) -> Any:
+        """The capture raised, as eager should: run eagerly, which raises with memory as eager leaves it."""
+        result = self.__wrapped__(*inputs.args, **inputs.kwargs)
+        unsupported = UnsupportedError(f"capture failed with {type(error).__name__}: {error}")
+        unsupported.__cause__ = error
+        if self.options.fallback == "error":
+            raise unsupported
+        self._warn(unsupported)
+        self._fallbacks += 1
+        return result
+
+    def _run_eagerly(self, inputs: CallInputs, why: UnsupportedError) -> Any:
+        self._warn(why)
+        self._fallbacks += 1
+        return self.__wrapped__(*inputs.args, **inputs.kwargs)
+
+    def _warn(self, why: UnsupportedError) -> None:
+        if self.options.fallback == "warn" and str(why) not in self._warned:
+            self._warned.add(str(why))
+            warnings.warn(f"{self.name} runs eagerly: {why}", FallbackWarning, stacklevel=5)
+
+    def cache_info(self) -> CacheInfo:
+        """Counts since the last `cache_clear`."""
+        return CacheInfo(self._hits, self._misses, self._fallbacks, sum(map(len, self._tables.values())))
+
+    def cache_clear(self) -> None:
+        """Forget all entries and counts."""
+        self._tables.clear()
+        self._eager.clear()
+        self._hits = self._misses = self._fallbacks = 0
+
+    def __repr__(self) -> str:
+        return f"<tracejit.jit of {self.name}: {self.cache_info()}>"
+
+
+class _ProgramError(Exception):
+    """Carries an exception of the user's program out of a capture."""
+
+
+class CompiledModule:
+    """Mixed into the class of a jitted module: the same module, called through its compiled function.
+
+    It shares the original's attributes, parameters, buffers, submodules, hooks and mode.
+    """
+
+    _tracejit: CompiledFunction
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return type(self)._tracejit(*args, **kwargs)
+
+    def __reduce__(self) -> tuple:
+        compiled = type(self)._tracejit
+        return _jit_module, (compiled.__wrapped__, compiled.options)
+
+    def __deepcopy__(self, memo: dict) -> Any:
+        compiled = type(self)._tracejit
+        return _jit_module(copy.deepcopy(compiled.__wrapped__, memo), compiled.options)
+
+    @property
+    def last_traces(self) -> list[Trace]:
+        return type(self)._tracejit.last_traces
+
+    def cache_info(self) -> CacheInfo:
+        return type(self)._tracejit.cache_info()
+
+    def cache_clear(self) -> None:
+        type(self)._tracejit.cache_clear()
+
+
+def _jit_module(module: torch.nn.Module, options: Options) -> torch.nn.Module:
+    compiled = CompiledFunction(module, options)
+    kind = type(f"Compiled{type(module).__name__}", (CompiledModule, type(module)), {"_tracejit": compiled})
+    wrapped = kind.__new__(kind)
+    object.__setattr__(wrapped, "__dict__", module.__dict__)
+    return wrapped
+
+
+def _name_of(fn: Callable) -> str:
+    fn = fn.func if isinstance(fn, functools.partial) else fn
+    name = getattr(fn, "__name__", type(fn).__name__)
+    return name if name.isidentifier() else "program"
+
+
+def jit(fn: Optional[Callable] = None, **options: Any) -> Any:
+    """Make a PyTorch function or module fast without changing what it means.
+
+    Args:
+        fn: a function, method, `functools.partial`, callable object or `nn.Module`. Without it, `jit(**options)` is a
+            decorator.
+        executors: names or `Executor` objects, asked in order; the torch fallback is always last.
+        disable_inplace_copy_check: skip the proof that memory accesses keep their order.
+        fallback: "warn" (a call that cannot be captured runs eagerly, with one warning per cause), "silent", or
+            "error" (it raises `UnsupportedError`).
+        numerics: "eager" or "fast".
+        transforms: functions `Trace -> Trace`, applied to the functionalized trace.
+        name: the name in traces and messages.
+
+    Returns:
+        A callable with `last_traces`, `cache_info()` and `cache_clear()`; for a module, a module that shares everything
+        with it.
+
+    Raises:
+        TypeError: an unknown option, or a value that an option cannot have.
+
+    >>> import torch, tracejit
+    >>> @tracejit.jit
+    ... def f(x):
+    ...     x[:2] = 0
+    ...     return x * 2
+    >>> f(torch.ones(3))
+    tensor([0., 0., 2.])
+    >>> f.last_traces[-1].count("copy_")
+    1
+    """
+    chosen = make_options(options)
+    if fn is None:
+        return lambda f: jit(f, **options)
+    if isinstance(fn, CompiledFunction):
+        fn = fn.__wrapped__
+    if isinstance(fn, CompiledModule):
+        fn = type(fn)._tracejit.__wrapped__
+    if isinstance(fn, torch.nn.Module):
+        return _jit_module(fn, chosen)
+    if not callable(fn):
+        raise TypeError(f"tracejit.jit() needs a callable, got {type(fn).__name__}")
+    return CompiledFunction(fn, chosen)
+
+
+def last_traces(fn: Any) -> list[Trace]:
+    """The traces of the latest compile of a jitted function or module, one per stage."""
+    return fn.last_traces

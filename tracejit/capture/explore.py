@@ -1,0 +1,258 @@
+"""Following names: which persistent values can code read that uses these names and starts from these objects?
+
+Every attribute chain that code can spell is made of names in its `co_names`. So from the objects that a frame starts
+with, all of its names are followed through all objects that are met, until nothing new is found. This knows more
+chains than the code has, never fewer, and needs no understanding of the byte code.
+"""
+from __future__ import annotations
+
+import contextvars
+import functools
+import gc
+import logging
+import types
+import weakref
+from typing import Any, Hashable, Iterable
+
+import torch
+
+from .frames import CodeFacts
+from .known import (HEAP_TYPE, Known, KnownState, class_attributes, context_value, is_library_class, is_library_module,
+                    is_iterator, is_reader, member_slots,
+                    names_of_reader)
+from .state import MISSING, PLAIN, GetSlot, Namespace, NameSlot, SpaceSlot, contents, instance_dict, is_container
+
+_LARGEST_FRESH = 1024     # items looked at in a container that the call itself made
+_CONTAINER_CLASSES = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
+Names = tuple[str, ...]
+Step = tuple[Any, str, Any]     # (namespace or None, name, value): a value that leads on, and where to look again
+
+
+class Explorer:
+    """Follows names through a `KnownState`, and remembers for each (code, object) what it found."""
+
+    def __init__(self, state: KnownState) -> None:
+        self.state = state
+        self._seen: dict[Hashable, tuple[int, list[Step]]] = {}
+        self._class_names: dict[Hashable, list] = {}
+
+    def __call__(self, code: CodeFacts, roots: Iterable[Any], names: Names, absent: Names = (),
+                 everything: bool = False) -> None:
+        """`absent`: names of which the code may notice that they are missing. `everything`: all names may be read."""
+        stack, done, more = list(roots), {}, []
+        while stack:
+            obj = stack.pop()
+            if id(obj) in done or type(obj) in PLAIN:
+                continue
+            done[id(obj)] = obj
+            stack += self._follow(code, obj, names, absent)
+            if everything:
+                more += self.read_all(obj)
+            if is_reader(obj):                       # names are called by it, of objects already seen as well
+                new = [name for name in names_of_reader(obj) if name not in names]
+                if new:
+                    names, stack, done = (*names, *new), [*stack, *done.values()], {}
+        if more:
+            self(code, [value for value in more if id(value) not in done], names, absent)
+
+    def read(self, code: CodeFacts, obj: Any, names: Names) -> None:
+        """Reads `names` of one object, or finds them missing, and follows nothing."""
+        record = self.state.objects.get(id(obj))
+        key = (id(code.code), id(obj), names)
+        if record is not None and key not in self._seen:
+            self._seen[key] = (0, self._scan(code, record, names, names))
+
+    def forget(self) -> None:
+        """Lets go of the values that were followed."""
+        self._seen.clear()
+
+    def _follow(self, code: CodeFacts, obj: Any, names: Names, absent: Names) -> list:
+        found: list = []
+        if is_container(obj):
+            if id(obj) in self.state.containers or len(obj) <= _LARGEST_FRESH:
+                found = [item for item in contents(obj) if leads_on(item)]
+            if is_library_class(type(obj)):
+                return found
+        record = self.state.objects.get(id(obj))
+        if record is None:
+            return found + _parts(obj, names)
+        key = (id(code.code), id(obj), names, absent)
+        seen = self._seen.get(key)
+        size = len(record.names) if record.names is not None else 0
+        if seen is not None and seen[0] == size:
+            for at, (space, name, value) in enumerate(seen[1]):
+                if space is not None and space.get(name) is not value:
+                    seen[1][at] = (space, name, space.get(name))
+            return found + [value for _, _, value in seen[1]]
+        steps = self._scan(code, record, names, absent)
+        self._seen[key] = (size, steps)
+        return found + [value for _, _, value in steps]
+
+    # ------------------------------------------------------------ one object
+
+    def _scan(self, code: CodeFacts, record: Known, names: Names, absent: Names) -> list[Step]:
+        """Registers those of `names` that the object has, and returns the values that lead on."""
+        kind = type(record.obj)
+        if issubclass(kind, type):
+            return self._scan_class(code, record.obj, names)
+        steps: list[Step] = [(None, "", value) for value in self._behind(record)]
+        if type(record.names) is dict:
+            for name in names:
+                if name in record.names:
+                    value = record.names[name]
+                    self.state.register_name(record, record.space, record.names, name, value)
+                    if leads_on(value):
+                        steps.append((record.names, name, value))
+            if "_modules" in record.tables:
+                steps += self._scan_children(record, names)
+        if kind is types.ModuleType or issubclass(kind, types.ModuleType):
+            for name in code.stored:
+                self.journal_name(record, name)
+            self._register_absent(record, absent)
+        else:
+            steps += self._scan_type(code, record, names, absent)
+        return steps
+
+    def journal_name(self, record: Known, name: str) -> None:
+        """The code may assign an attribute of a class or module, whose namespaces are not copied whole."""
+        if not (issubclass(type(record.obj), type) and is_library_class(record.obj)):
+            slot = NameSlot(record.space, name)
+            self.state.journal.add_slot((id(record.obj), "class", name), slot, f"{record.path}.{name}")
+
+    def _scan_children(self, record: Known, names: Names) -> list[Step]:
+        space, table = record.tables["_modules"], record.names["_modules"]
+        if issubclass(type(record.obj), _CONTAINER_CLASSES):     # its items are used under no name
+            names = tuple(table)
+        found = [name for name in names if name in table]
+        for name in found:
+            self.state.register_name(record, space, table, name, table[name])
+        return [(table, name, table[name]) for name in found]
+
+    def _behind(self, record: Known) -> list:
+        """What an object leads to other than by its attributes."""
+        obj, kind = record.obj, type(record.obj)
+        if kind is types.MethodType:
+            return [obj.__self__]
+        if kind is functools.partial:
+            return [obj.func, obj.args, obj.keywords]
+        if kind is weakref.ref:
+            return [self.state.register_slot(GetSlot(obj, "()", _referent), f"{record.path}()")]
+        if kind is contextvars.ContextVar:
+            return [self.state.register_slot(GetSlot(obj, "()", context_value), f"{record.path}.get()")]
+        return []
+
+    # ------------------------------------------------------------ classes
+
+    def _scan_type(self, code: CodeFacts, record: Known, names: Names, absent: Names) -> list[Step]:
+        """What its class gives an object: `__slots__` members, class attributes, methods, properties."""
+        kind, steps, given = type(record.obj), [], set()
+        members = member_slots(record.obj)
+        for name in names:
+            if name in members:
+                self.state.chain(record)
+                steps.append((None, name, self.state.register_slot(members[name], f"{record.path}.{name}")))
+        for cls, name, value, library in self._attributes(code, kind, names):
+            given.add(name)
+            own = type(record.names) is dict and name not in record.names
+            if own and (not library or name == "forward") and not hasattr(type(value), "__set__"):
+                self.state.register_name(record, record.space, record.names, name, MISSING)
+            if not library:
+                self._register_class(cls, kind, name, value)
+                steps.append((None, name, value))
+        if code.types and kind.__flags__ & HEAP_TYPE:
+            self.state.adopt(kind, kind.__qualname__, None)
+            steps.append((None, "__class__", kind))
+        if absent and (not is_library_class(kind) or issubclass(kind, torch.Tensor)) \
+                and not issubclass(kind, torch.nn.Module):     # Module.__getattr__ tells what it does not find
+            missing = [name for name in absent if name not in given and name not in members]
+            self._register_absent(record, missing)
+            for name in missing:
+                self._register_class(object, kind, name, MISSING)
+        return [step for step in steps if leads_on(step[2])]
+
+    def _attributes(self, code: CodeFacts, kind: type, names: Names) -> list:
+        key = (id(code.code), id(kind), names)
+        found = self._class_names.get(key)
+        if found is None:
+            found = self._class_names[key] = class_attributes(kind, names, code.supers)
+        return found
+
+    def _register_absent(self, record: Known, names: Iterable[str]) -> None:
+        for name in names if type(record.names) is dict else ():
+            if name not in record.names:
+                self.state.register_name(record, record.space, record.names, name, MISSING)
+
+    def _scan_class(self, code: CodeFacts, cls: type, names: Names) -> list[Step]:
+        record = self.state.objects[id(cls)]
+        for name in code.stored:
+            self.journal_name(record, name)
+        steps: list[Step] = []
+        for owner, name, value, library in class_attributes(cls, names, code.supers):
+            if not library:
+                self._register_class(owner, cls, name, value)
+                if leads_on(value):
+                    steps.append((None, name, value))
+        return steps
+
+    def _register_class(self, owner: type, kind: type, name: str, value: Any) -> None:
+        """Class attribute `name`, found in `owner` on the way through the classes of `kind`."""
+        for cls in kind.__mro__:
+            key = (id(cls), "class", name)
+            if (cls is owner and value is not MISSING or not is_library_class(cls)) and not self.state.registered(key):
+                held = value if cls is owner else MISSING
+                before = self.state.journal.slot_before(key, held)
+                slot = NameSlot(Namespace(cls), name)
+                self.state.register(key, slot, f"{cls.__qualname__}.{name}", held, before)
+            if cls is owner:
+                return
+
+    def register_method(self, kind: type, name: str) -> None:
+        """A method that runs though no name calls it: an operator, `__call__`, a property."""
+        for cls, _, value, library in class_attributes(kind, (name,), True):
+            if not library:
+                self._register_class(cls, kind, name, value)
+            self.state.adopt(value, f"{cls.__qualname__}.{name}", None)
+
+    # ------------------------------------------------------------ all attributes
+
+    def read_all(self, obj: Any) -> list:
+        """Something may read any attribute of an object, also one that is not there; what they hold is returned."""
+        record = self.state.objects.get(id(obj))
+        names = record.names if record is not None else None
+        if type(names) is not dict or issubclass(type(obj), (types.ModuleType, types.FunctionType)):
+            return []
+        for name, value in list(names.items()):
+            if not is_iterator(value):      # that it is there is no sign that it is read
+                self.state.register_name(record, record.space, names, name, value)
+        copy = self.state.journal.copy_of(names)
+        self.state.register((id(names), "all"), SpaceSlot(record.space), f"{record.path}.__dict__", copy, copy, record)
+        for name, slot in member_slots(obj).items():
+            self.state.register_slot(slot, f"{record.path}.{name}")
+        return [value for value in names.values() if leads_on(value)]
+
+
+def leads_on(value: Any) -> bool:
+    """May code read anything from this value?"""
+    kind = type(value)
+    if kind in PLAIN or value is MISSING or kind is types.BuiltinFunctionType or issubclass(kind, logging.Logger):
+        return False
+    if issubclass(kind, torch.Tensor):
+        return bool(instance_dict(value))
+    return not (issubclass(kind, types.ModuleType) and is_library_module(value))
+
+
+def _referent(ref: weakref.ref) -> Any:
+    return ref()
+
+
+def _parts(obj: Any, names: Names) -> list:
+    """What an object that the call itself made leads to; it is not guarded, what it holds may be."""
+    kind = type(obj)
+    if kind is types.MethodType:
+        return [obj.__self__, obj.__func__]
+    if kind is functools.partial:
+        return [obj.func, obj.args, obj.keywords]
+    if not kind.__flags__ & HEAP_TYPE and hasattr(kind, "__next__"):
+        return gc.get_referents(obj)     # an iterator over a container
+    found = instance_dict(obj)
+    return [found[name] for name in names if name in found and leads_on(found[name])] if type(found) is dict else []

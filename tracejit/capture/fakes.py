@@ -1,0 +1,106 @@
+"""Real tensors to fake ones and back: the one module that knows torch's fake tensors.
+
+A fake has shape, strides, dtype, device and a storage of its own, and no data. All fakes of one capture come from one
+memo, so tensors that share a storage share one here.
+"""
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import contextmanager
+from typing import Iterator, Optional
+
+import torch
+from torch._subclasses.fake_tensor import (DataDependentOutputException, DynamicOutputShapeException, FakeTensor,
+                                           FakeTensorMode, UnsupportedFakeTensorException, UnsupportedOperatorException)
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..errors import UnsupportedError
+
+NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException,
+              UnsupportedOperatorException)
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_quiet = threading.Lock()
+
+
+def is_fake(x: object) -> bool:
+    return isinstance(x, FakeTensor)
+
+
+def unsupported_tensor(t: torch.Tensor) -> str:
+    """Why a tensor cannot be captured, or ""."""
+    if type(t) not in _PLAIN_TYPES:
+        return f"a tensor of the subclass {type(t).__name__}"
+    if t.layout != torch.strided:
+        return f"a tensor of layout {t.layout}"
+    if t.is_quantized or t.is_nested:
+        return "a quantized or nested tensor"
+    if t.device.type == "meta":
+        return "a meta tensor"
+    if torch._is_zerotensor(t):
+        return "a zero tensor"
+    return ""
+
+
+class Fakes:
+    """The fakes of one capture. `fake` makes or finds one, `real_of` goes back."""
+
+    def __init__(self) -> None:
+        self.mode = FakeTensorMode(allow_non_fake_inputs=False)
+        self._of: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._back: dict[int, torch.Tensor] = {}
+        self._versions: dict[int, int] = {}
+
+    def find(self, real: torch.Tensor) -> Optional[torch.Tensor]:
+        found = self._of.get(id(real))
+        return found[1] if found else None
+
+    def real_of(self, fake: torch.Tensor) -> Optional[torch.Tensor]:
+        return self._back.get(id(fake))
+
+    def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """(real, fake) of every tensor that has a fake."""
+        return list(self._of.values())
+
+    def first_version(self, fake: torch.Tensor) -> int:
+        """The fake's version counter when it was made."""
+        return self._versions.get(id(fake), 0)
+
+    def make(self, real: torch.Tensor) -> torch.Tensor:
+        """A new fake for `real`; UnsupportedError when the fake would not lie in memory as the real one does."""
+        why = unsupported_tensor(real)
+        if why:
+            raise UnsupportedError(f"{why} cannot be captured")
+        with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.inference_mode(real.is_inference()):
+            fake = self.mode.from_tensor(real)
+            if (fake.shape, fake.stride(), fake.storage_offset()) != (real.shape, real.stride(), real.storage_offset()):
+                raise UnsupportedError("a tensor whose memory layout fake tensors do not reproduce")
+            self._of[id(real)], self._back[id(fake)] = (real, fake), real
+            self._versions[id(fake)] = fake._version
+            if real.is_leaf and real.requires_grad and real.grad is not None:
+                fake.grad = self._of[id(real.grad)][1] if id(real.grad) in self._of else self.make(real.grad)
+        return fake
+
+    def stand_in(self, shape: tuple, stride: tuple, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A fresh fake of this layout, for asking an op about its result."""
+        with self.mode:
+            return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+
+
+@contextmanager
+def real_tensors() -> Iterator[None]:
+    """Inside, operations run on real memory, unseen by any capture."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+        yield
+
+
+@contextmanager
+def quiet_logs() -> Iterator[None]:
+    """Fake kernels that fail log it; the caller reports the failure itself."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    with _quiet:
+        level, log.level = log.level, logging.CRITICAL
+    try:
+        yield
+    finally:
+        log.level = level

@@ -1,0 +1,212 @@
+"""What a code object can read and write, and whose code it is: facts that depend on nothing but the code.
+
+`facts(code)` is computed once per code object. WATCH is code whose reads are guarded (the user's, site-packages,
+and the stateful parts of torch: modules, optimizers, distributions); GLUE is library code that may read the
+attributes of an object that watched code hands to it (copy, dataclasses, checkpoint); SKIP is everything that
+cannot matter: torch below its public functions, the import system, and tracejit itself.
+"""
+from __future__ import annotations
+
+import dis
+import gc
+import os
+import sys
+import sysconfig
+import types
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .sites import FILLER, Argument, pushed
+
+SKIP, GLUE, WATCH = 0, 1, 2
+
+# Attributes that give all attributes of an object, and makers of objects that read attributes by name.
+_DICT_NAMES = frozenset({"__dict__", "__getstate__", "__reduce__", "__reduce_ex__", "__slots__"})
+_READER_NAMES = frozenset({"attrgetter", "methodcaller"})
+# A frame that may catch a failed look-up depends on what is absent, too.
+_ABSENCE_NAMES = frozenset({"AttributeError", "Exception", "BaseException", "KeyError", "LookupError", "NameError",
+                            "suppress"})
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_SELF = str(Path(__file__).resolve().parents[1]) + os.sep
+_TORCH_WATCHED = tuple(_TORCH + part for part in (
+    "nn/modules/", "nn/utils/", "nn/parallel/", "optim/", "distributions/"))
+_TORCH_GLUE = tuple(_TORCH + part for part in ("utils/checkpoint.py", "utils/data/", "ao/", "func/", "nn/"))
+_STDLIB = tuple({sysconfig.get_paths()["stdlib"] + os.sep, sysconfig.get_paths()["platstdlib"] + os.sep})
+# Parts of the standard library that read files or clocks for their own ends, never for the program's values.
+_STDLIB_SKIPPED = ("importlib", "warnings", "linecache", "tokenize", "traceback", "codecs", "abc", "typing", "re",
+                   "encodings", "ast", "dis", "opcode", "types", "_weakrefset", "weakref")
+_QUIET_FILES = ("contextlib.py", "functools.py", "enum.py", "threading.py", "operator.py", "numbers.py",
+                "_tensor.py")
+_DEEP_FILES = ("copy.py", "dataclasses.py", "copyreg.py", "pprint.py")
+_QUIET_SITE = ("numpy", "scipy", "sympy", "mpmath", "_pytest", "pluggy", "networkx")
+
+
+@dataclass(frozen=True)
+class CodeFacts:
+    """Static facts of one code object; `code` is kept so that its id stays taken."""
+
+    code: types.CodeType
+    kind: int
+    library: bool                          # torch's own: its functions and classes are not guarded
+    names: tuple[str, ...] = ()            # attributes it may load
+    globals: tuple[str, ...] = ()          # globals it may load
+    stored: frozenset[str] = frozenset()   # attributes it may assign or delete
+    stored_globals: frozenset[str] = frozenset()
+    imports: tuple[tuple[int, str], ...] = ()
+    absent: tuple[str, ...] = ()           # attributes that it may notice to be missing
+    whole: tuple[Argument, ...] = ()       # objects of which it may read all attributes
+    looks_up: bool = False                 # a `__getattr__`-like method: the name is its second argument
+    supers: bool = False
+    types: bool = False                    # may reach the class of an object
+    makes: str = ""                        # "self": initialises its first argument; "result": returns a new object
+    first_argument: str | None = None
+    quiet: bool = False                    # library code that reads nothing of the objects it is given
+    deep: bool = False                     # library code that descends into the objects it is given
+
+
+_MAKERS = ("__new__", "copy", "deepcopy", "_reconstruct", "replace", "__copy__", "__deepcopy__")
+known_facts: dict[int, CodeFacts] = {}
+
+
+def facts(code: types.CodeType) -> CodeFacts:
+    """The facts of `code`, remembered by its identity: hashing a code object hashes its byte code."""
+    found = known_facts.get(id(code))
+    if found is None:
+        found = known_facts[id(code)] = _find_facts(code)
+    return found
+
+
+def is_library_file(filename: str | None) -> bool:
+    """Is this torch, the standard library, numpy or the like: a module whose attributes are not guarded?"""
+    if not filename:
+        return True
+    return filename.startswith(_TORCH) or _code_kind(filename) != WATCH
+
+
+def where(frame: types.FrameType | None) -> str:
+    """`file:line` of the nearest frame of the user's; of the nearest watched one when there is no other."""
+    nearest = ""
+    while frame is not None:
+        known = facts(frame.f_code)
+        if known.kind == WATCH:
+            nearest = nearest or f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            if not known.library and f"{os.sep}site-packages{os.sep}" not in frame.f_code.co_filename:
+                return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return nearest
+
+
+def _code_kind(filename: str) -> int:
+    if filename in ("<frozen os>", "<frozen _collections_abc>"):
+        return GLUE
+    if filename.startswith("<"):
+        return SKIP if filename.startswith(("<frozen", "<__array")) else WATCH
+    if filename.startswith(_SELF):
+        return SKIP
+    if filename.startswith(_TORCH):
+        return WATCH if filename.startswith(_TORCH_WATCHED) else GLUE if filename.startswith(_TORCH_GLUE) else SKIP
+    for mark in ("site-packages", "dist-packages"):
+        _, found, rest = filename.partition(f"{os.sep}{mark}{os.sep}")
+        if found:
+            return GLUE if rest.split(os.sep)[0] in _QUIET_SITE else WATCH
+    if filename.startswith(_STDLIB):
+        rest = next(filename[len(root):] for root in _STDLIB if filename.startswith(root))
+        return SKIP if rest.split(os.sep)[0].removesuffix(".py") in _STDLIB_SKIPPED else GLUE
+    return WATCH
+
+
+def _find_facts(code: types.CodeType) -> CodeFacts:
+    kind = _code_kind(code.co_filename)
+    library = code.co_filename.startswith(_TORCH)
+    first = code.co_varnames[0] if code.co_argcount else None
+    quiet = kind == GLUE and os.path.basename(code.co_filename) in _QUIET_FILES or "logging" in code.co_filename
+    makes = "self" if code.co_name == "__init__" else "result" if code.co_name in _MAKERS else ""
+    if kind != WATCH:
+        return CodeFacts(code, kind, library, first_argument=first, quiet=quiet, makes=makes,
+                         deep=os.path.basename(code.co_filename) in _DEEP_FILES)
+    steps = [step for step in dis.get_instructions(code) if step.opname not in FILLER]
+    loaded, global_names, stored, stored_globals, imports = _names_of(code, steps)
+    looks_up = code.co_name in ("__getattr__", "__getattribute__") and code.co_argcount == 2
+    return CodeFacts(
+        code, kind, library, tuple(loaded), tuple(global_names), frozenset(stored), frozenset(stored_globals),
+        tuple(imports), _absent_names(code, steps, loaded), _whole_objects(steps), looks_up,
+        "super" in code.co_names, bool({"type", "__class__"} & set(code.co_names)), makes, first)
+
+
+def _names_of(code: types.CodeType, steps: list[dis.Instruction]) -> tuple[dict, dict, set, set, list]:
+    """Attributes loaded, globals loaded, attributes stored, globals stored, modules imported."""
+    loaded: dict[str, None] = {}
+    global_names: dict[str, None] = {}
+    stored, stored_globals = set(), set()
+    imports: list[tuple[int, str]] = []
+    for at, step in enumerate(steps):
+        op, name = step.opname, step.argval
+        if op in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_GLOBALS"):
+            global_names[name] = None
+        elif op in ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME", "DELETE_NAME"):
+            stored_globals.add(name)
+        elif op == "IMPORT_NAME":
+            level = steps[at - 2].argval if at > 1 else 0
+            imports.append((level if isinstance(level, int) else 0, name))
+        elif op in ("STORE_ATTR", "DELETE_ATTR"):
+            stored.add(name)
+        elif op == "MATCH_CLASS":
+            for constant in code.co_consts:
+                if isinstance(constant, tuple):
+                    loaded.update((text, None) for text in constant if isinstance(text, str))
+        elif isinstance(name, str) and step.opcode in dis.hasname:
+            loaded[name] = None
+    if any(step.opname == "DELETE_ATTR" for step in steps):
+        loaded.update((name, None) for name in stored)
+    if _READER_NAMES & set(code.co_names):
+        texts = [text for text in code.co_consts if isinstance(text, str)]
+        loaded.update((name, None) for text in texts for name in text.split("."))
+    return loaded, global_names, stored, stored_globals, imports
+
+
+def _absent_names(code: types.CodeType, steps: list[dis.Instruction], loaded: dict) -> tuple[str, ...]:
+    """The attributes loaded inside `try` blocks, if a failed look-up may be caught."""
+    names = [step.opname for step in steps]
+    bare = any(pair == ("PUSH_EXC_INFO", "POP_TOP") for pair in zip(names, names[1:]))
+    bare = bare or any(names[at:at + 3] == ["POP_TOP"] * 3 for at in range(len(names)))     # Python 3.10
+    if not bare and not _ABSENCE_NAMES & set(code.co_names):
+        return ()
+    entries = getattr(dis.Bytecode(code), "exception_entries", None)
+    if entries is None or "suppress" in code.co_names:
+        return tuple(loaded)
+    handlers = {step.offset for step in steps if step.opname == "PUSH_EXC_INFO"}
+    ranges = [(entry.start, entry.end) for entry in entries if entry.target in handlers]
+    return tuple(dict.fromkeys(step.argval for step in steps if step.argval in loaded and step.opcode in dis.hasname
+                               and any(start <= step.offset < end for start, end in ranges)))
+
+
+def _whole_objects(steps: list[dis.Instruction]) -> tuple[Argument, ...]:
+    """The objects whose `__dict__` or the like the code loads."""
+    found = []
+    for at, step in enumerate(steps):
+        if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and step.argval in _DICT_NAMES:
+            found += pushed(steps[:at], 1)
+    return tuple(found)
+
+
+def imported_modules(known: CodeFacts, package: str | None) -> list[types.ModuleType]:
+    """The modules that this code's import statements name, as far as they are loaded."""
+    found = []
+    for level, name in known.imports:
+        parts = (package or "").split(".")
+        prefix = ".".join(parts[:len(parts) - level + 1]) if level else ""
+        full = f"{prefix}.{name}" if prefix and name else prefix or name
+        pieces = full.split(".")
+        for count in range(1, len(pieces) + 1):
+            module = sys.modules.get(".".join(pieces[:count]))
+            if isinstance(module, types.ModuleType):
+                found.append(module)
+    return found
+
+
+def functions_of(code: types.CodeType) -> list[types.FunctionType]:
+    """The functions that run this code; a search of the whole heap, for functions that nothing known leads to."""
+    return [f for f in gc.get_referrers(code) if type(f) is types.FunctionType and f.__code__ is code]

@@ -1,0 +1,264 @@
+"""The function level: a TorchFunctionMode above the recorder.
+
+It gives every recorded ATen call the public name that the user called and the user's line, and it swaps real tensors
+for their fakes on the way in and back on the way out, so that no real tensor is touched by a capture. What calls do
+that the dispatcher does not see (hooks, `.grad`, `backward`) is recorded here; such a program is replayed call by call.
+"""
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Callable, Iterator, Optional
+
+import torch
+from torch.overrides import TorchFunctionMode, handle_torch_function, resolve_name
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from ..errors import UnsupportedError
+from ..ir.symbol import Symbol
+from ..ir.trace import BoundSymbol, SourceLine
+from .fakes import Fakes, is_fake
+from .recorder import Recorder, current_modes
+
+_TORCH_PATH = torch.__path__[0] + "/"
+_OWN_PATH = __file__.rsplit("/", 2)[0] + "/"
+_T = torch.Tensor
+
+# What acts on autograd or on an object without any ATen call. A program with one of these is replayed call by call.
+_DATA_SET, _GRAD_GET, _GRAD_FN_GET, _VERSION_GET = _T.data.__set__, _T.grad.__get__, _T.grad_fn.__get__, _T._version.__get__
+_EFFECTS = frozenset({_T.register_hook, _T.register_post_accumulate_grad_hook, _T.retain_grad, _T.requires_grad_,
+                      _T.backward, torch.autograd.backward, torch.autograd.grad, _DATA_SET, _T.grad.__set__,
+                      _T.requires_grad.__set__, _T.grad.__delete__})
+# Composite functions that choose their ATen calls by whether a tensor is subclass-like, as fakes are and real tensors
+# are not (`compute_uv` of the SVD): kept whole, so that eager's choice is made at run time.
+_KEPT_WHOLE = frozenset({torch.linalg.svdvals, torch.linalg.cond, torch.linalg.norm, torch.linalg.matrix_norm,
+                         torch.linalg.matrix_rank, torch.svd, torch.norm, _T.norm, _T.svd})
+# What asks for memory, or for objects that live outside torch's operations.
+_HOST_READS = frozenset({_T.__repr__, _T.__format__, _T.numpy, _T.__array__, _T.untyped_storage, _T.storage, _T.__dlpack__, _T.share_memory_,
+                         _T.pin_memory, _T.__reduce_ex__, _GRAD_FN_GET})
+
+
+def is_user_file(path: str) -> bool:
+    """Neither torch's nor ours."""
+    return not path.startswith((_TORCH_PATH, _OWN_PATH, "<frozen"))
+
+
+def user_line() -> SourceLine:
+    """The innermost frame that is neither torch's nor ours."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if is_user_file(code.co_filename):
+            return SourceLine(code.co_filename, frame.f_lineno, code.co_name)
+        frame = frame.f_back
+    return SourceLine("", 0)
+
+
+@functools.lru_cache(None)
+def function_symbol(func: Callable) -> Symbol:
+    """The Symbol of a call at this level: named as the user knows it; what it does to memory is not stated."""
+    owner = getattr(func, "__self__", None)
+    if isinstance(owner, type):                                # Function.apply
+        return Symbol(f"{owner.__name__}.{func.__name__}", func, opaque=True)
+    name = resolve_name(func) or getattr(func, "__qualname__", None) or getattr(func, "__name__", "call")
+    return Symbol(name, func, opaque=True)
+
+
+class FunctionLevel(TorchFunctionMode):
+    """Records calls as the user made them: `calls`, each with the ATen calls that it became as subsymbols."""
+
+    def __init__(self, fakes: Fakes, on_new_input: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.fakes, self.on_new_input = fakes, on_new_input
+        self.recorder = Recorder(fakes, on_new_input, self.source)
+        self.calls: list[BoundSymbol] = []
+        self.needs_replay = ""               # why the ATen calls alone do not tell the whole program
+        self.host_reads: list[tuple[str, torch.Tensor, Any]] = []     # (what, real tensor, value it had)
+        self._inside = 0
+        self._line: Optional[SourceLine] = None
+
+    def source(self) -> SourceLine:
+        return self._line or user_line()
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch._C._set_grad_enabled:
+            return func(*args, **kwargs)
+        if func is _T.backward:
+            return self._backward(*args, **kwargs)
+        if func in _HOST_READS:
+            return self._refuse(func, args)
+        if func == _VERSION_GET or func is _T.data_ptr:
+            return self._host_value(func, args[0])
+        if func is _T.__hash__:
+            return id(args[0])                                 # dictionaries keyed by tensors are keyed by the real ones
+        if func is _T.is_set_to:
+            return _is_set_to(self._fake(args[0]), self._fake(args[1]))
+        return self.call(func, args, kwargs, calls_back=_is_function_apply(func))
+
+    def call(self, func: Callable, args: tuple, kwargs: dict, *, calls_back: bool = False) -> Any:
+        """Run one public call on fakes and record it with what it became."""
+        flat, spec = tree_flatten((args, kwargs))
+        flat = [self._fake(a) if isinstance(a, _T) else a for a in flat]
+        args, kwargs = tree_unflatten(flat, spec)
+        if self._inside:                                       # within a call that is recorded as one
+            return self._hand_out(func(*args, **kwargs))
+        recorder, first = self.recorder, len(self.recorder.bound_symbols)
+        self._line, recorder.comment = user_line(), function_symbol(func).name.removeprefix("torch.")
+        names = [recorder.object_proxy(a) if isinstance(a, _T) else a for a in flat]
+        modes = current_modes()
+        self._inside += 1
+        try:
+            out = self._data_set(*args) if func == _DATA_SET else self._run(func, args, kwargs, calls_back)
+            self._record(func, (names, spec), out, first, modes)
+        finally:
+            self._inside -= 1
+            self._line, recorder.comment = None, ""
+        if func == _GRAD_GET and out is None and self.fakes.real_of(args[0]) is not None:
+            self.host_reads.append(("grad", self.fakes.real_of(args[0]), None))
+        return self._hand_out(out)
+
+    def _run(self, func: Callable, args: tuple, kwargs: dict, calls_back: bool) -> Any:
+        if calls_back:
+            with self:
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _record(self, func: Callable, call: tuple, out: Any, first: int, modes: Any) -> None:
+        effect = func in _EFFECTS
+        children = tuple(self.recorder.bound_symbols[first:])
+        leaves, out_spec = tree_flatten(out)
+        fresh = any(isinstance(o, _T) and not self.recorder.knows(self._fake(o)) for o in leaves)
+        if not (effect or children or fresh):
+            return
+        names, spec = call
+        self._refuse_fakes_in_callables(names)
+        outputs = [self.recorder.object_proxy(self._fake(o)) if isinstance(o, _T) else o for o in leaves]
+        args, kwargs = tree_unflatten(names, spec)
+        if func in _KEPT_WHOLE:
+            self._keep_whole(func, args, kwargs, tree_unflatten(outputs, out_spec), first)
+        if effect:
+            self.needs_replay = self.needs_replay or function_symbol(func).name
+        self.calls.append(BoundSymbol(function_symbol(func), args, kwargs, tree_unflatten(outputs, out_spec), self.source(),
+                                      tuple(self.recorder.bound_symbols[first:]), modes))
+
+    def _keep_whole(self, func: Callable, args: tuple, kwargs: dict, output: Any, first: int) -> None:
+        """Put the call itself in the place of its ATen calls when those only compute."""
+        made = self.recorder.bound_symbols[first:]
+        if not any(b.written or b.sym.random or b.sym.opaque for b in made):
+            whole = replace(function_symbol(func), opaque=False)
+            self.recorder.bound_symbols[first:] = [BoundSymbol(whole, args, kwargs, output, self.source(), modes=current_modes())]
+
+    def _fake(self, t: torch.Tensor) -> torch.Tensor:
+        return t if is_fake(t) else self.fakes.find(t) if self.fakes.find(t) is not None else self.on_new_input(t)
+
+    def _hand_out(self, out: Any) -> Any:
+        """A fake that stands for a real tensor goes out as that tensor: identity is kept."""
+        if isinstance(out, _T):
+            real = self.fakes.real_of(out)
+            return out if real is None else real
+        if type(out) in (list, tuple):
+            return type(out)(self._hand_out(o) for o in out)
+        return out
+
+    # ------------------------------------------------------------ calls that need care
+
+    def _backward(self, tensor: torch.Tensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False,
+                  inputs: Any = None) -> None:
+        self.call(torch.autograd.backward, (tensor,), dict(grad_tensors=gradient, retain_graph=retain_graph,
+                                                            create_graph=create_graph, inputs=inputs), calls_back=True)
+
+    def _data_set(self, target: torch.Tensor, value: torch.Tensor) -> None:
+        """`x.data = y`: for the recorder the same as `x.set_(y)` outside autograd."""
+        if target.dtype != value.dtype or target.device != value.device:
+            raise UnsupportedError(".data is assigned a tensor of another dtype or device", where=str(self.source()))
+        with torch.no_grad():
+            torch.Tensor.set_(target.detach() if target.requires_grad else target, value.detach())
+
+    def _refuse(self, func: Callable, args: tuple) -> Any:
+        what = function_symbol(func).name.removeprefix("torch.")
+        fake = self._fake(args[0]) if isinstance(args[0], _T) else None
+        if func == _GRAD_FN_GET and fake is not None and fake.grad_fn is None:
+            return None
+        raise UnsupportedError(f"{what} needs real memory or leaves torch's operations", where=str(user_line()))
+
+    def _host_value(self, func: Callable, tensor: torch.Tensor) -> int:
+        """`_version` and `data_ptr` of an argument: the value now, under a guard."""
+        fake, what = self._fake(tensor), "data_ptr" if func is _T.data_ptr else "version"
+        self.needs_replay = self.needs_replay or what
+        owner = next((r for r, f in self.fakes.pairs() if f.untyped_storage()._cdata == fake.untyped_storage()._cdata), None)
+        if what == "version" and owner is None:
+            return fake._version
+        if owner is None or what == "version" and self.fakes.real_of(fake) is not owner:
+            raise UnsupportedError(f"{what} of an intermediate result", where=str(user_line()))
+        with torch._C.DisableTorchFunction():
+            value = owner._version if what == "version" else owner.untyped_storage().data_ptr()
+        self.host_reads.append((what, owner, value))
+        if what == "version":
+            return value + fake._version - self.fakes.first_version(fake)
+        return value + fake.storage_offset() * fake.element_size()
+
+    def _refuse_fakes_in_callables(self, leaves: list) -> None:
+        for f in leaves:
+            cells = getattr(f, "__closure__", None) or ()
+            held = [c.cell_contents for c in cells] + list(getattr(f, "__defaults__", None) or ()) + list(
+                getattr(f, "args", ())) if callable(f) else []
+            if any(is_fake(x) for x in tree_leaves(held)):
+                raise UnsupportedError("a hook or callback holds a tensor of this call", where=str(self.source()))
+
+
+_local = threading.local()
+_patch_lock = threading.Lock()
+_patched = 0
+_apply, _set = torch.autograd.Function.__dict__["apply"], torch._C.TensorBase.set_
+
+
+def active() -> Optional[FunctionLevel]:
+    """The capture that runs on this thread, if any."""
+    return getattr(_local, "level", None)
+
+
+def _recording() -> bool:
+    return active() is not None and torch._C._len_torch_function_stack() > 0
+
+
+def _recorded_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+    bound = _apply.__get__(None, cls)
+    return handle_torch_function(bound, args, *args, **kwargs) if _recording() else bound(*args, **kwargs)
+
+
+def _recorded_set(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return handle_torch_function(_set, (self,), self, *args, **kwargs) if _recording() else _set(self, *args, **kwargs)
+
+
+def _is_function_apply(func: Callable) -> bool:
+    return getattr(func, "__func__", None) is _apply.__func__
+
+
+def _is_set_to(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Fakes have no memory to compare: same storage, same metadata."""
+    return (a.untyped_storage()._cdata, a.shape, a.stride(), a.storage_offset()) == (
+        b.untyped_storage()._cdata, b.shape, b.stride(), b.storage_offset())
+
+
+@contextmanager
+def function_level(level: FunctionLevel) -> Iterator[None]:
+    """Run with `level` on. What no mode can override (`Function.apply`, `Tensor.set_`) is wrapped meanwhile."""
+    global _patched
+    with _patch_lock:
+        _patched += 1
+        torch.autograd.Function.apply, torch.Tensor.set_ = classmethod(_recorded_apply), _recorded_set
+    _local.level = level
+    try:
+        with level.fakes.mode, level.recorder, level:
+            yield
+    finally:
+        _local.level = None
+        with _patch_lock:
+            _patched -= 1
+            if not _patched:
+                torch.autograd.Function.apply = _apply
+                del torch.Tensor.set_

@@ -1,0 +1,364 @@
+"""The journal of a capture: what persistent Python state was before it, and how the captured function changed it.
+
+`Journal` keeps a shallow copy of each namespace and container when it is first touched. `writes()` compares with the
+present and gives `StateWrite`s, which replay the same change on later calls; `rollback()` undoes it. Values are
+compared by identity (plain ones by type and value), never with `==`.
+"""
+from __future__ import annotations
+
+import collections
+from dataclasses import dataclass
+from typing import Any, Callable, Hashable, Iterator
+
+from ..errors import UnsupportedError
+from .state import (CONTAINERS, MISSING, PLAIN, ItemSlot, Namespace, NameSlot, RootSlot, contents, freeze,
+                    instance_dict, is_container)
+
+# ---------------------------------------------------------------- values to store
+
+
+class Existing:
+    """Stands in a stored value for a container that was there before the call: at a replay, what `slot` holds then."""
+
+    __slots__ = ("slot",)
+
+    def __init__(self, slot: Any) -> None:
+        self.slot = slot
+
+
+class Old:
+    """Stands among the new items of a container for the item that was at `index` before the write."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+class Shared:
+    """Stands for the value that an earlier write of the same call stored: `a.x = a.y = []` is one list."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+PLACEHOLDERS = (Existing, Old, Shared)
+_REBUILT = (dict, list, tuple, set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict)
+
+
+class _Encoder:
+    """Puts placeholders into stored values for what must not be made anew at a replay."""
+
+    def __init__(self, slot_of: Callable[[Any], Any]) -> None:
+        self._slot_of = slot_of
+        self._stored: dict[int, int] = {}
+        self._open: set[int] = set()
+
+    def stored(self, value: Any, index: int) -> None:
+        """Write number `index` stores `value` as a whole."""
+        if type(value) not in PLAIN:
+            self._stored.setdefault(id(value), index)
+
+    def __call__(self, value: Any, path: str) -> Any:
+        if not is_container(value):
+            if type(value) not in PLAIN:
+                self._check_object(value, path)
+            return value
+        slot = self._slot_of(value)
+        if slot is not None:
+            return Existing(slot)
+        if id(value) in self._stored and not issubclass(type(value), (tuple, frozenset)):
+            return Shared(self._stored[id(value)])
+        if id(value) in self._open:
+            raise UnsupportedError(f"{path} is assigned a value that contains itself")
+        self._open.add(id(value))
+        new = _map_items(value, lambda item: self(item, path), path)
+        self._open.discard(id(value))
+        return new
+
+    def _check_object(self, value: Any, path: str) -> None:
+        """An object that the call made is made anew at a replay: it may not hold containers from before the call."""
+        names = instance_dict(value)
+        if type(names) is dict and self._slot_of(names) is None and type(value).__module__ != "builtins":
+            for item in names.values():
+                if is_container(item) and self._slot_of(item) is not None:
+                    raise UnsupportedError(f"{path} is assigned a new {type(value).__name__} that shares a container")
+
+
+def _map_items(value: Any, function: Callable[[Any], Any], path: str = "") -> Any:
+    """The container with each item mapped; the very same object when no item changes."""
+    kind = type(value)
+    mapping = issubclass(kind, dict)
+    old = list(dict.values(value)) if mapping else list(contents(value))
+    new = [function(item) for item in old]
+    if all(a is b for a, b in zip(old, new)):
+        return value
+    if kind in (dict, collections.OrderedDict):
+        return kind(zip(dict.keys(value), new))
+    if kind is collections.defaultdict:
+        return kind(value.default_factory, zip(dict.keys(value), new))
+    if kind is collections.deque:
+        return kind(new, value.maxlen)
+    if kind in _REBUILT:
+        return kind(new)
+    if issubclass(kind, tuple):
+        return tuple.__new__(kind, new)
+    raise UnsupportedError(f"{path} is assigned a new {kind.__name__}")
+
+
+# ---------------------------------------------------------------- writes
+
+@dataclass(frozen=True, eq=False)
+class StateWrite:
+    """One change of persistent state. `how`: attribute, delete, setitem, delitem, items (of a list, deque or set).
+
+    `slot` is what is assigned or, for the last three, what holds the container. `value` is what is stored: the new
+    items for `items`, `[key, value]` when the key is no plain value, None for a deletion. It may hold tensors of the
+    capture, new containers, and placeholders, which the caller passes through as opaque leaves.
+    """
+
+    path: str
+    how: str
+    slot: Any
+    value: Any = None
+    key: Any = None
+    keyed: bool = False     # `value` is [key, value]
+
+    @property
+    def root(self) -> Hashable | None:
+        """The label of the argument that is written to, if it is one."""
+        slot = self.slot
+        while isinstance(slot, ItemSlot):
+            slot = slot.parent
+        return slot.label if isinstance(slot, RootSlot) else getattr(getattr(slot, "space", None), "label", None)
+
+    def apply(self, materialize: Callable[[Any], Any], roots: Any = None) -> None:
+        """Performs this write alone, of the value that `materialize` makes of the captured one."""
+        replay([self], [materialize(self.value)], roots)
+
+
+def replay(writes: list[StateWrite], values: list, roots: Any = None) -> None:
+    """Performs `writes` of the materialized `values`: what they refer to is looked up before the first of them."""
+    holders = [w.slot.read(roots) if w.how in ("setitem", "delitem", "items") else None for w in writes]
+    stored: list = []
+    for write, holder, value in zip(writes, holders, values):
+        old = list(contents(holder)) if write.how == "items" else []
+        stored.append(_resolve(value, old, stored, roots))
+    for write, holder, value in zip(writes, holders, stored):
+        _perform(write, holder, value, roots)
+
+
+def _resolve(value: Any, old: list, stored: list, roots: Any) -> Any:
+    kind = type(value)
+    if kind is Existing:
+        return value.slot.read(roots)
+    if kind is Old:
+        return old[value.index]
+    if kind is Shared:
+        return stored[value.index]
+    return _map_items(value, lambda item: _resolve(item, old, stored, roots)) if kind in _REBUILT else value
+
+
+def _perform(write: StateWrite, holder: Any, value: Any, roots: Any) -> None:
+    key = write.key
+    if write.keyed:
+        key, value = value if write.how == "setitem" else (value[0], None)
+    if write.how in ("attribute", "delete"):
+        write.slot.write(MISSING if write.how == "delete" else value, roots)
+    elif write.how == "setitem":
+        _dict_type(holder).__setitem__(holder, key, value)
+    elif write.how == "delitem":
+        _dict_type(holder).__delitem__(holder, key)
+    else:
+        _fill(holder, value)
+
+
+def _dict_type(holder: dict) -> type:
+    """The class whose methods keep `holder` consistent: an OrderedDict has an order of its own."""
+    return collections.OrderedDict if isinstance(holder, collections.OrderedDict) else dict
+
+
+def _fill(holder: Any, values: list) -> None:
+    kind = type(holder)
+    if issubclass(kind, list):
+        list.__setitem__(holder, slice(None), values)
+    elif issubclass(kind, dict):
+        _dict_type(holder).clear(holder)
+        for key, value in values:
+            _dict_type(holder).__setitem__(holder, key, value)
+    elif issubclass(kind, set):
+        set.clear(holder)
+        set.update(holder, values)
+    elif issubclass(kind, collections.deque):
+        collections.deque.clear(holder)
+        collections.deque.extend(holder, values)
+
+
+# ---------------------------------------------------------------- the journal
+
+class Journal:
+    """Shallow copies of what a capture has touched, in the order of first touch."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, tuple[Namespace, Any, dict, str]] = {}
+        self._slots: dict[Hashable, tuple[Any, Any, str]] = {}
+        self._containers: dict[int, tuple[Any, Any, Any, str]] = {}   # object, slot, copy, path
+        self._buffers: dict[int, tuple[Any, Any, str]] = {}
+
+    def add_names(self, space: Namespace, names: dict, path: str) -> None:
+        """An instance `__dict__`, or a table of a module."""
+        if id(names) not in self._names:
+            self._names[id(names)] = (space, names, dict(names), path)
+
+    def add_slot(self, key: Hashable, slot: Any, path: str) -> None:
+        """One global, class attribute, closure cell or `__slots__` member."""
+        if key not in self._slots:
+            self._slots[key] = (slot, slot.read(), path)
+
+    def add_container(self, value: Any, slot: Any, path: str) -> None:
+        if id(value) not in self._containers:
+            if issubclass(type(value), dict):
+                copy: Any = list(dict.items(value))
+            else:
+                copy = list(contents(value))
+            self._containers[id(value)] = (value, slot, copy, path)
+
+    def add_buffer(self, value: Any, path: str) -> None:
+        """A bytearray or a numpy array: its bytes can be put back, but a write to it is not replayed."""
+        if id(value) not in self._buffers:
+            self._buffers[id(value)] = (value, value[:] if isinstance(value, bytearray) else value.copy(), path)
+
+    def slot_of(self, value: Any) -> Any:
+        """The slot that holds this container, if it was there before the call."""
+        found = self._containers.get(id(value))
+        return found[1] if found is not None and found[0] is value else None
+
+    def before(self, names: dict, name: str, now: Any) -> Any:
+        """What `name` was before the call; `now` where the journal has no copy."""
+        found = self._names.get(id(names))
+        return found[2].get(name, MISSING) if found is not None else now
+
+    def slot_before(self, key: Hashable, now: Any) -> Any:
+        """What a single slot was before the call; `now` where the journal has no copy."""
+        found = self._slots.get(key)
+        return now if found is None else found[1]
+
+    def copy_of(self, names: dict) -> dict:
+        found = self._names.get(id(names))
+        return names if found is None else found[2]
+
+    def copies(self) -> Iterator[tuple[Namespace, dict, str]]:
+        for space, _, copy, path in list(self._names.values()):
+            yield space, copy, path
+
+    def drop_names(self, names: dict) -> None:
+        self._names.pop(id(names), None)
+
+    def drop_names(self, names: Any) -> None:
+        """Forgets a namespace: its owner was made by the call."""
+        self._names.pop(id(names), None)
+
+    def writes(self) -> list[StateWrite]:
+        """The changes since the first touch. Raises UnsupportedError for one that cannot be replayed."""
+        for value, copy, path in self._buffers.values():
+            if freeze(value) != freeze(copy):
+                raise UnsupportedError(f"the call writes to the memory of {path}, a {type(value).__name__}")
+        encode = _Encoder(self.slot_of)
+        found: list[StateWrite] = []
+        for value, slot, copy, path in self._containers.values():
+            found += _container_writes(value, slot, copy, path, encode)
+        for slot, value, path in self._changed_slots():
+            if value is MISSING:
+                found.append(StateWrite(path, "delete", slot))
+                continue
+            new = encode(value, path)
+            encode.stored(value, len(found))
+            found.append(StateWrite(path, "attribute", slot, new))
+        return found
+
+    def _changed_slots(self) -> Iterator[tuple[Any, Any, str]]:
+        for space, names, copy, path in self._names.values():
+            for name, value in list(names.items()):
+                if _differs(copy.get(name, MISSING), value):
+                    yield NameSlot(space, name), value, f"{path}.{name}"
+            for name in copy:
+                if name not in names:
+                    yield NameSlot(space, name), MISSING, f"{path}.{name}"
+        for slot, old, path in self._slots.values():
+            value = slot.read()
+            if _differs(old, value):
+                yield slot, value, path
+
+    def rollback(self) -> None:
+        """Puts everything back as it was when first touched."""
+        for value, copy, _ in self._buffers.values():
+            value[:] = copy
+        for value, _, copy, _ in self._containers.values():
+            now = list(dict.items(value)) if issubclass(type(value), dict) else list(contents(value))
+            if not _same_items(copy, now):
+                _fill(value, copy)
+        for _, names, copy, _ in self._names.values():
+            if len(names) != len(copy) or any(names.get(name, MISSING) is not value for name, value in copy.items()):
+                names.clear()
+                names.update(copy)
+        for slot, old, _ in self._slots.values():
+            if slot.read() is not old:
+                slot.write(old)
+
+
+def _differs(old: Any, new: Any) -> bool:
+    if old is new:
+        return False
+    return type(old) is not type(new) or type(new) not in PLAIN or freeze(old) != freeze(new)
+
+
+def _same_items(old: list, new: list) -> bool:
+    if len(old) != len(new):
+        return False
+    return all(a is b or (type(a) is tuple and type(b) is tuple and len(a) == len(b) == 2 and a[0] is b[0] and a[1] is b[1])
+               for a, b in zip(old, new))
+
+
+def _container_writes(value: Any, slot: Any, copy: list, path: str, encode: _Encoder) -> list[StateWrite]:
+    if issubclass(type(value), dict):
+        return _dict_writes(value, slot, copy, path, encode)
+    if issubclass(type(value), (tuple, frozenset)) or _same_items(copy, list(contents(value))):
+        return []
+    if slot is None:
+        raise UnsupportedError(f"the call changes {path}, which cannot be found again")
+    where = {id(item): index for index, item in reversed(list(enumerate(copy)))}
+    left = {id(item) for item in contents(value)}
+    if issubclass(type(value), set) and any(id(item) not in left and type(item) not in PLAIN for item in copy):
+        raise UnsupportedError(f"the call removes an object from the set {path}")
+    nodes = []
+    for item in contents(value):
+        known = id(item) in where and type(item) not in PLAIN
+        nodes.append(Old(where[id(item)]) if known else encode(item, path))
+    return [StateWrite(path, "items", slot, tuple(nodes))]
+
+
+def _dict_writes(value: dict, slot: Any, copy: list, path: str, encode: _Encoder) -> list[StateWrite]:
+    now = list(dict.items(value))
+    if _same_items(copy, now):
+        return []
+    if slot is None:
+        raise UnsupportedError(f"the call changes {path}, which cannot be found again")
+    old = {id(key): item for key, item in copy}
+    kept = {id(key) for key, _ in now}
+    surviving = [id(key) for key, _ in copy if id(key) in kept]
+    if [id(key) for key, _ in now][:len(surviving)] != surviving:
+        raise UnsupportedError(f"the call changes the order of {path}")
+    writes = [_key_write(path, "delitem", slot, key, None) for key, _ in copy if id(key) not in kept]
+    for key, item in now:
+        if id(key) not in old or _differs(old[id(key)], item):
+            writes.append(_key_write(path, "setitem", slot, key, encode(item, path)))
+    return writes
+
+
+def _key_write(path: str, how: str, slot: Any, key: Any, value: Any) -> StateWrite:
+    path = f"{path}[{key!r}]" if type(key) in PLAIN else f"{path}[...]"
+    if type(key) in PLAIN:
+        return StateWrite(path, how, slot, value, key)
+    return StateWrite(path, how, slot, [key, value], keyed=True)

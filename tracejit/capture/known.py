@@ -1,0 +1,330 @@
+"""The persistent state that a capture has met: objects, containers and tensors, how each was reached, what was read.
+
+`adopt` says that a value was there before the call, at a slot; `register` that the call reads a slot, which makes a
+`Location` of it; `locate` finds the slot of a tensor. Ids are safe as keys: what is known is held until the end.
+"""
+from __future__ import annotations
+
+import contextvars
+import functools
+import operator
+import sys
+import types
+from typing import Any, Hashable
+
+import torch
+
+from ..errors import UnsupportedError
+from .frames import is_library_file
+from .journal import Journal
+from .locations import Location
+from .state import (MISSING, PLAIN, CellSlot, GetSlot, ItemSlot, Namespace, NameSlot, RootSlot, SpaceSlot, contents, freeze,
+                    instance_dict, is_container, is_numpy)
+
+_TABLES = ("_modules", "_parameters", "_buffers")
+_DESCRIPTORS = (property, staticmethod, classmethod, functools.cached_property)
+_GENERATORS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+CACHED_FUNCTION = type(functools.lru_cache(lambda: None))
+HEAP_TYPE = 1 << 9
+
+
+class Known:
+    """A persistent object: where it was reached, and its namespaces."""
+
+    __slots__ = ("obj", "path", "slot", "space", "names", "tables", "chained")
+
+    def __init__(self, obj: Any, path: str, slot: Any, label: Hashable = None) -> None:
+        self.obj, self.path, self.slot, self.chained = obj, path, slot, False
+        self.names = instance_dict(obj)
+        self.space = Namespace(obj, label=label)
+        self.tables: dict[str, Namespace] = {}
+
+
+class KnownState:
+    """What one capture knows; see the module."""
+
+    def __init__(self) -> None:
+        self.journal = Journal()
+        self.locations: list[Location] = []
+        self.objects: dict[int, Known] = {}
+        self.containers: dict[int, Any] = {}
+        self.functions: dict[int, list[types.FunctionType]] = {}   # by id of the code
+        self.cached_codes: set[int] = set()                        # of functions under lru_cache
+        self._tensors: dict[int, tuple[Any, Any, str]] = {}        # tensor, slot, path
+        self._registered: dict[Hashable, Location | None] = {}
+        self._paths: dict[str, int] = {}
+        self._globals: dict[int, Namespace] = {}
+
+    # ------------------------------------------------------------ adopting values
+
+    def adopt(self, value: Any, path: str, slot: Any) -> None:
+        """`value` was there before the call, at `slot` (None: nowhere that can be named). This guards nothing."""
+        kind = type(value)
+        if kind in PLAIN or value is MISSING:
+            return
+        if issubclass(kind, torch.Tensor):
+            if id(value) not in self._tensors:
+                self._tensors[id(value)] = (value, slot, path)
+                if id(value) not in self.objects:
+                    self._watch(value, Known(value, path, slot))
+        elif id(value) not in self.objects and id(value) not in self.containers:
+            if is_numpy(value) or kind is bytearray:
+                if not is_numpy(value) or isinstance(value, sys.modules["numpy"].ndarray):
+                    self.journal.add_buffer(value, path)
+                return
+            if is_container(value):
+                self._adopt_container(value, path, slot)
+                if instance_dict(value) is None:
+                    return
+            self.adopt_object(value, path, slot)
+
+    def _adopt_container(self, value: Any, path: str, slot: Any) -> None:
+        self.containers[id(value)] = value
+        self.journal.add_container(value, slot, path)
+        mapping = issubclass(type(value), dict)
+        placed = slot is not None and not issubclass(type(value), (set, frozenset))
+        for step, item in dict.items(value) if mapping else enumerate(contents(value)):
+            if mapping and type(step) not in PLAIN:
+                self.adopt(step, f"{path} key", None)
+            if type(item) not in PLAIN:
+                inner = f"{path}[{step!r}]" if type(step) in PLAIN else f"{path}[...]"
+                self.adopt(item, inner, ItemSlot(slot, step, mapping) if placed else None)
+
+    def adopt_object(self, value: Any, path: str, slot: Any) -> None:
+        """As `adopt`, for a value that is an object with attributes, a function or a class."""
+        kind = type(value)
+        record = self.objects[id(value)] = Known(value, path, slot)
+        if kind is types.FunctionType:
+            self.functions.setdefault(id(value.__code__), []).append(value)
+            self.journal.add_names(record.space, record.names, path)
+            self.adopt(record.names.get("__wrapped__"), path, None)
+        elif kind is types.MethodType:
+            self.adopt(value.__self__, path, slot)
+            self.adopt(value.__func__, path, slot)
+        elif kind is functools.partial:
+            for name in ("func", "args", "keywords"):
+                self.adopt(getattr(value, name), f"{path}.{name}", GetSlot(value, name, operator.attrgetter(name)))
+        elif kind in _DESCRIPTORS:
+            for name in ("fget", "fset", "__func__", "func"):
+                self.adopt(getattr(value, name, None), path, None)
+        elif kind is CACHED_FUNCTION:
+            self.cached_codes.add(id(getattr(value.__wrapped__, "__code__", None)))
+            self.adopt(value.__wrapped__, path, None)
+        elif not issubclass(kind, (type, types.ModuleType)):
+            self._adopt_instance(record)
+
+    def _adopt_instance(self, record: Known) -> None:
+        if type(record.names) is dict:
+            self.journal.add_names(record.space, record.names, record.path)
+        for name, slot in member_slots(record.obj).items():
+            self.journal.add_slot((id(record.obj), name), slot, f"{record.path}.{name}")
+        if not issubclass(type(record.obj), torch.nn.Module) or type(record.names) is not dict:
+            return
+        for table in _TABLES:
+            names = record.names.get(table)
+            if issubclass(type(names), dict):
+                space = record.tables[table] = Namespace(record.obj, table)
+                self.journal.add_names(space, names, record.path)
+                for name, value in names.items():
+                    if value is not None:
+                        self.adopt(value, f"{record.path}.{name}", NameSlot(space, name))
+
+    def adopt_argument(self, value: Any, path: str) -> None:
+        """A container that is an argument: its contents are the caller's to guard, writes to it are journaled."""
+        tensors = dict(self._tensors)
+        self.adopt(value, path, RootSlot(path))
+        self._tensors = tensors
+
+    def globals_of(self, names: dict) -> Namespace:
+        """The one Namespace of a module's globals."""
+        space = self._globals.get(id(names))
+        if space is None:
+            space = self._globals[id(names)] = Namespace(names)
+        return space
+
+    def forget(self, record: Known) -> None:
+        """The object was the call's own: drop what was read of it."""
+        self.journal.drop_names(record.names)
+        self.locations[:] = [l for l in self.locations if getattr(l.slot, "space", None) is not record.space]
+
+    def watch_tensor(self, tensor: torch.Tensor, path: str, label: Hashable) -> None:
+        """Attributes of an argument tensor are state, too: found at later calls through `label`."""
+        self._watch(tensor, Known(tensor, path, None, label))
+
+    def _watch(self, tensor: torch.Tensor, record: Known) -> None:
+        self.objects[id(tensor)] = record
+        if record.names is not None:
+            self.journal.add_names(record.space, record.names, record.path)
+
+    # ------------------------------------------------------------ registering reads
+
+    def registered(self, key: Hashable) -> bool:
+        return key in self._registered
+
+    def register(self, key: Hashable, slot: Any, path: str, value: Any, before: Any, owner: Known | None = None) -> None:
+        """The call reads `value` at `slot`, which held `before` when the call began: guard it, and adopt it."""
+        if key in self._registered:
+            return
+        self._registered[key] = None
+        if before is not value and (type(value) not in PLAIN or type(before) not in PLAIN
+                                    or freeze(before) != freeze(value)):
+            return  # the call itself wrote it before it read it
+        if is_iterator(value):
+            raise UnsupportedError(f"the call uses {path}, a {type(value).__name__} that was made before it")
+        if owner is not None:
+            self.chain(owner)
+        expected = MISSING if value is MISSING else freeze(value)
+        location = self._registered[key] = Location(self._unique(path), slot, expected)
+        self.locations.append(location)
+        if not isinstance(slot, SpaceSlot):
+            self.adopt(value, path, slot)
+
+    def _unique(self, path: str) -> str:
+        count = self._paths[path] = self._paths.get(path, 0) + 1
+        return path if count == 1 else f"{path} ({count})"
+
+    def register_name(self, record: Known, space: Namespace, names: Any, name: str, value: Any) -> None:
+        """Attribute `name` of a known object, looked up in `names`; MISSING when it is not there."""
+        key = (id(names), name)
+        if key not in self._registered:
+            before = self.journal.before(names, name, value)
+            self.register(key, NameSlot(space, name), f"{record.path}.{name}", value, before, record)
+
+    def register_slot(self, slot: Any, path: str) -> Any:
+        """A cell, a `__slots__` member or the like; its present value."""
+        key = slot_key(slot)
+        value = slot.read()
+        self.register(key, slot, path, value, self.journal.slot_before(key, value))
+        return value
+
+    def chain(self, record: Known) -> None:
+        """Guards the way by which an object was reached, so that its attributes are those of the right object."""
+        if not record.chained:
+            record.chained = True
+            self._guard(record.slot, record.path)
+
+    def _guard(self, slot: Any, path: str) -> Location | None:
+        while isinstance(slot, ItemSlot):
+            slot = slot.parent
+        if isinstance(slot, NameSlot):
+            owner, names = slot.space.owner(), slot.space.fetch()
+            if issubclass(type(owner), type):
+                return self._registered.get((id(owner), "class", slot.name))
+            key = (id(names), slot.name)
+            if key not in self._registered and names is not None:
+                value = names.get(slot.name, MISSING)
+                before = self.journal.before(names, slot.name, value)
+                self.register(key, slot, path, before, before, self.objects.get(id(owner)))
+            return self._registered.get(key)
+        if isinstance(slot, (CellSlot, GetSlot)):
+            self.register_slot(slot, path)
+            return self._registered.get(slot_key(slot))
+        return None
+
+    # ------------------------------------------------------------ tensors
+
+    def locate(self, tensor: torch.Tensor) -> Location | None:
+        """Where a tensor that is no argument was found; guards the way to it."""
+        found = self._tensors.get(id(tensor)) or self._search(tensor)
+        if found is None or found[0] is not tensor or found[1] is None:
+            return None
+        _, slot, path = found
+        location = self._guard(slot, path)
+        return location if location is not None and location.slot is slot else Location(path, slot, freeze(tensor))
+
+    def _search(self, tensor: torch.Tensor) -> tuple | None:
+        """A tensor in an attribute of a known object that no code spelled."""
+        for space, copy, path in self.journal.copies():
+            for name, value in copy.items():
+                if value is tensor:
+                    return (tensor, NameSlot(space, name), f"{path}.{name}")
+                if is_container(value) and id(value) not in self.containers and len(value) < 4096:
+                    self.adopt(value, f"{path}.{name}", NameSlot(space, name))
+                    if id(tensor) in self._tensors:
+                        return self._tensors[id(tensor)]
+        return None
+
+
+# ---------------------------------------------------------------- classes and descriptors
+
+def slot_key(slot: Any) -> Hashable:
+    """The key under which a cell or a getter's slot is registered and journaled."""
+    return ("cell", id(slot.cell)) if isinstance(slot, CellSlot) else (id(slot.space.owner()), slot.name)
+
+
+_MEMBERS: dict[int, tuple[type, dict]] = {}
+
+
+def member_slots(obj: Any) -> dict[str, GetSlot]:
+    """The `__slots__` members of an object, as slots."""
+    kind = type(obj)
+    found = _MEMBERS.get(id(kind))
+    if found is None:
+        members: dict[str, Any] = {}
+        for cls in reversed(kind.__mro__):
+            if "__slots__" in vars(cls) and kind.__flags__ & HEAP_TYPE:
+                members |= {n: m for n, m in vars(cls).items() if type(m) is types.MemberDescriptorType}
+        found = _MEMBERS[id(kind)] = (kind, members)
+    return {name: _member_slot(obj, name, member) for name, member in found[1].items()}
+
+
+def _member_slot(obj: Any, name: str, member: Any) -> GetSlot:
+    def write(owner: Any, value: Any) -> None:
+        member.__delete__(owner) if value is MISSING else member.__set__(owner, value)
+    return GetSlot(obj, name, member.__get__, write)
+
+
+_LIBRARY: dict[int, tuple[type, bool]] = {}
+
+
+def is_library_class(cls: type) -> bool:
+    """A class of torch, the standard library or C: its attributes are not guarded."""
+    found = _LIBRARY.get(id(cls))
+    if found is None:
+        module = sys.modules.get(cls.__module__) if isinstance(cls.__module__, str) else None
+        library = not cls.__flags__ & HEAP_TYPE or (module is not None and is_library_module(module))
+        found = _LIBRARY[id(cls)] = (cls, library)
+    return found[1]
+
+
+def is_library_module(module: types.ModuleType) -> bool:
+    """Not the user's: a module of torch, the standard library or C. A module made by hand is the user's."""
+    names = instance_dict(module)
+    if names.get("__name__") == "__main__":
+        return False
+    file = names.get("__file__")
+    return is_library_file(file) if isinstance(file, str) else names.get("__spec__") is not None
+
+
+def class_attributes(kind: type, names: tuple[str, ...], supers: bool) -> list[tuple[type, str, Any, bool]]:
+    """(class, name, value, library) for each of `names` that a class gives its instances; all with `super()`."""
+    found = []
+    for name in names:
+        for cls in kind.__mro__:
+            value = vars(cls).get(name, MISSING)
+            if value is not MISSING and type(value) is not types.MemberDescriptorType:
+                found.append((cls, name, value, is_library_class(cls)))
+                if not supers:
+                    break
+    return found
+
+
+def is_iterator(value: Any) -> bool:
+    """A generator, or an iterator in C: reading moves it, and where it stands cannot be seen or put back."""
+    kind = type(value)
+    return kind in _GENERATORS or not kind.__flags__ & HEAP_TYPE and hasattr(kind, "__next__")
+
+
+def is_reader(value: Any) -> bool:
+    """An object whose call reads attributes by name."""
+    return type(value) in (operator.attrgetter, operator.methodcaller)
+
+
+def names_of_reader(value: Any) -> tuple[str, ...]:
+    """The attribute names that an attrgetter or methodcaller was made with."""
+    texts = value.__reduce__()[1] if type(value) is operator.attrgetter else value.__reduce__()[1][:1]
+    return tuple(name for text in texts if type(text) is str for name in text.split("."))
+
+
+def context_value(variable: contextvars.ContextVar) -> Any:
+    return variable.get(MISSING)

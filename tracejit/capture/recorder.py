@@ -1,0 +1,201 @@
+"""The dispatch-level recorder: every ATen call of one capture, on fakes that alias as the real inputs do.
+
+In: a function running on fakes under `Recorder`. Out: `bound_symbols`, ATen calls over proxies, in order.
+Guaranteed: two proxies have one storage id iff the tensors share memory; an object whose shape, strides or storage
+moved (`unsqueeze_`, `set_`) has a new proxy from there on.
+"""
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ..errors import UnsupportedError
+from ..ir import prims
+from ..ir.proxy import TensorConstant, TensorProxy, is_racy, proxy_of
+from ..ir.symbol import Symbol, aten_symbol, is_composite
+from ..ir.trace import BoundSymbol, Modes, SourceLine
+from .fakes import NEEDS_DATA, Fakes, is_fake, real_tensors
+
+aten = torch.ops.aten
+_LIFTS = (aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default)
+_PASS_THROUGH = ("prim", "profiler", "inductor_utils")       # namespaces that touch no tensor's memory
+
+
+def current_modes() -> Modes:
+    """The thread's modes that change what a recorded call means."""
+    autocast = None
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_cache_enabled())
+    return Modes(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
+
+
+class Recorder(TorchDispatchMode):
+    """Records ATen calls. `on_new_input(real) -> fake` is asked for a real tensor that reaches it."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False             # otherwise every dispatch goes through torch._dynamo.disable
+
+    def __init__(self, fakes: Fakes, on_new_input: Callable[[torch.Tensor], torch.Tensor],
+                 source: Callable[[], SourceLine]) -> None:
+        super().__init__()
+        self.fakes, self.on_new_input, self.source = fakes, on_new_input, source
+        self.bound_symbols: list[BoundSymbol] = []
+        self.kept: list = []                                   # keeps ids unique while recording
+        self._now: dict[int, TensorProxy] = {}                 # id(fake) -> its proxy under its current metadata
+        self._first: dict[int, TensorProxy] = {}               # id(fake) -> the proxy that names the object
+        self._roots: dict[int, TensorProxy] = {}               # storage address -> the first proxy seen over it
+        self._storages: dict[int, int] = {}                    # storage address -> storage id
+        self.comment = ""
+
+    # ------------------------------------------------------------ proxies
+
+    def new_proxy(self, t: torch.Tensor, name: str = "") -> TensorProxy:
+        storage = t.untyped_storage()
+        number = self._storages.setdefault(storage._cdata, len(self._storages))
+        proxy = proxy_of(name or f"t{len(self.kept)}", t, number)
+        self._now[id(t)] = proxy
+        self._first.setdefault(id(t), proxy)
+        self._roots.setdefault(storage._cdata, proxy)
+        self.kept.append((t, storage))
+        return proxy
+
+    def proxy(self, t: torch.Tensor) -> TensorProxy:
+        """The current proxy of a fake; an object that no recorded call made is adopted as a view of its storage."""
+        proxy = self._now.get(id(t))
+        if proxy is None:
+            return self._adopt(t)
+        if (proxy.shape, proxy.stride, proxy.offset) != (t.shape, t.stride(), t.storage_offset()) or (
+                self._storages.get(t.untyped_storage()._cdata) != proxy.storage):
+            raise UnsupportedError(f"{proxy.name} changed its metadata behind the dispatcher", where=str(self.source()))
+        return proxy
+
+    def object_proxy(self, t: torch.Tensor) -> TensorProxy:
+        """The proxy that names the object for its whole life (calls at the level of torch functions use it)."""
+        self.proxy(t)
+        return self._first[id(t)]
+
+    def knows(self, t: torch.Tensor) -> bool:
+        return id(t) in self._now
+
+    def _adopt(self, t: torch.Tensor) -> TensorProxy:
+        real = self.fakes.real_of(t)
+        if real is not None:                                   # an input that is first used now
+            self.on_new_input(real)
+            return self._now[id(t)]
+        root = self._roots.get(t.untyped_storage()._cdata)
+        if root is None or not is_fake(t):
+            raise UnsupportedError(f"a tensor from outside reached the recording: {type(t).__name__}{tuple(t.shape)}",
+                                   where=str(self.source()))
+        proxy = self.new_proxy(t)
+        self._emit(aten_symbol(aten.as_strided.default), (root, list(t.shape), list(t.stride()), t.storage_offset()), {}, proxy)
+        return proxy
+
+    def _emit(self, sym: Symbol, args: tuple, kwargs: dict, output: Any) -> None:
+        self.bound_symbols.append(BoundSymbol(sym, args, kwargs, output, self.source(), modes=current_modes(),
+                                              comment=self.comment))
+
+    # ------------------------------------------------------------ dispatch
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace in _PASS_THROUGH:
+            return func(*args, **kwargs)
+        if is_composite(func):
+            out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+        flat, spec = tree_flatten((args, kwargs))
+        if func in _LIFTS and not is_fake(flat[0]):
+            return self._constant(func, flat[0])
+        flat = [self._fake(a) if isinstance(a, torch.Tensor) else a for a in flat]
+        args, kwargs = tree_unflatten(flat, spec)
+        before = [self.proxy(a) if isinstance(a, torch.Tensor) else a for a in flat]
+        sym = aten_symbol(func)
+        written = sym.written(args, kwargs)
+        if written and not sym.moves_metadata:
+            raise_if_eager_refuses(func, before, spec, written)
+        out = self._on_fakes(func, args, kwargs, before, spec)
+        self._record(sym, (flat, before, spec), written, out)
+        return out
+
+    def _on_fakes(self, func: Any, args: tuple, kwargs: dict, before: list, spec: Any) -> Any:
+        """Run on fakes. An error is the program's own when the real kernel raises too, on scratch memory."""
+        try:
+            return func(*args, **kwargs)
+        except NEEDS_DATA:
+            raise
+        except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError) as error:
+            run_on_scratch(func, before, spec)
+            raise UnsupportedError(f"fake tensors cannot run {func}: {error}", where=str(self.source())) from error
+
+    def _fake(self, t: torch.Tensor) -> torch.Tensor:
+        if is_fake(t):
+            return t
+        fake = self.fakes.find(t)
+        return self.on_new_input(t) if fake is None else fake
+
+    def _record(self, sym: Symbol, call: tuple, written: tuple, out: Any) -> None:
+        flat, before, spec = call
+        moved = [i for i in written if self._moved(flat[i], before[i])]
+        if moved and not sym.moves_metadata:
+            run_on_scratch(sym.overload, before, spec)          # eager may refuse to resize
+            for i in moved:                                     # out= resized as a side effect: say so beforehand
+                before = self._resize(flat[i], before, before[i])
+            moved = []
+        args, kwargs = tree_unflatten(before, spec)
+        leaves, out_spec = tree_flatten(out)
+        outputs = [self._output(o, {id(flat[i]) for i in moved}) for o in leaves]
+        self._emit(sym, args, kwargs, tree_unflatten(outputs, out_spec))
+
+    def _moved(self, t: torch.Tensor, proxy: TensorProxy) -> bool:
+        return (proxy.shape, proxy.stride, proxy.offset) != (tuple(t.shape), t.stride(), t.storage_offset()) or (
+            self._storages.get(t.untyped_storage()._cdata) != proxy.storage)
+
+    def _resize(self, t: torch.Tensor, before: list, old: TensorProxy) -> list:
+        new = self.new_proxy(t)
+        self._emit(aten_symbol(aten.resize_.default), (old, list(t.shape)), {}, new)
+        if new.stride != torch.empty(t.shape, device="meta").stride():
+            raise UnsupportedError("out= was resized to strides that are not contiguous", where=str(self.source()))
+        return [new if b is old else b for b in before]
+
+    def _output(self, o: Any, moved: set[int]) -> Any:
+        if not isinstance(o, torch.Tensor):
+            return o
+        if id(o) in self._now and id(o) not in moved:
+            return self._now[id(o)]
+        return self.new_proxy(o)
+
+    def _constant(self, func: Any, value: torch.Tensor) -> torch.Tensor:
+        with real_tensors():
+            kept = value.detach().clone()
+        out = func(value)
+        self._emit(prims.CONSTANT, (TensorConstant(kept),), {}, self.new_proxy(out))
+        return out
+
+
+def raise_if_eager_refuses(func: Any, before: list, spec: Any, written: tuple[int, ...]) -> None:
+    """Fakes do not notice overlapping memory: ask the kernel, on scratch memory laid out alike."""
+    if is_racy(before, written):
+        run_on_scratch(func, before, spec)
+
+
+def run_on_scratch(func: Any, before: list, spec: Any) -> None:
+    """Run an op on zeros laid out like its arguments, for the errors that its real kernel raises."""
+    ends: dict[int, int] = {}
+    for p in before:
+        if isinstance(p, TensorProxy):
+            ends[p.storage] = max(ends.get(p.storage, 0), p.bytes.end)
+    with real_tensors():
+        raw = {s: torch.zeros(end + 16, dtype=torch.uint8) for s, end in ends.items()}
+
+        def scratch(p: Any) -> Any:
+            if not isinstance(p, TensorProxy):
+                return p
+            return prims.region_view(raw[p.storage], list(p.shape), list(p.stride), p.offset, p.dtype, p.conj, p.neg)
+        args, kwargs = tree_unflatten([scratch(p) for p in before], spec)
+        func(*args, **kwargs)

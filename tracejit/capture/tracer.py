@@ -1,0 +1,228 @@
+"""Capture: one run of the user's function on fakes, recorded at two levels.
+
+In: a function and the arguments of a call. Out: a `Capture`: the function-level trace, the ATen trace below it, where
+each input is found at later calls, what is guarded, and what the program wrote to Python state.
+Guaranteed: no real tensor was read or written, no generator advanced, and Python state is as it was.
+"""
+from __future__ import annotations
+
+import inspect
+import keyword
+import traceback
+from dataclasses import dataclass
+from typing import Any, Callable, Optional
+
+import torch
+
+from ..errors import UnsupportedError
+from ..ir.proxy import TensorProxy
+from ..ir.trace import Modes, Trace
+from .fakes import NEEDS_DATA, Fakes, is_fake, quiet_logs, real_tensors
+from .function_level import FunctionLevel, function_level, is_user_file
+from .guards import ARGUMENT, GRAD, STATE, Guards, InputSource
+from .inputs import CallInputs, any_overlap
+from .reads import StateReads
+from .recorder import current_modes
+from .structure import PLAIN, Structure, flatten
+
+_BY_REFERENCE = (type, type(inspect), type(len), type(lambda: 0), torch.Size, frozenset)
+
+
+@dataclass(frozen=True, eq=False)
+class StateEffect:
+    """A write to Python state: outputs [start, stop) of the trace, put together by `structure`, are what it stores."""
+
+    write: Any
+    structure: Structure
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    calls: Trace                         # as the user called it, replayable under autograd
+    ops: Trace                           # the ATen calls
+    structure: Structure                 # of the result: outputs [0, results)
+    results: int
+    effects: tuple[StateEffect, ...]
+    guards: Guards
+    replay_because: str                  # why the ATen calls do not tell the whole program, or ""
+
+
+def capture(fn: Callable, call: CallInputs, name: str) -> Capture:
+    """Record one call. UnsupportedError when the recording cannot be trusted; errors of the program come through."""
+    return _Capture(fn, call, name).run()
+
+
+class _Capture:
+    def __init__(self, fn: Callable, call: CallInputs, name: str) -> None:
+        self.fn, self.inputs, self.name = fn, call, name
+        self.fakes = Fakes()
+        self.level = FunctionLevel(self.fakes, self.add_input)
+        self.reads = StateReads(fn, [(o, f"argument {k}") for k, o in enumerate(call.objects)])
+        self.tensors: list[torch.Tensor] = []
+        self.proxies: list[TensorProxy] = []
+        self.sources: list[InputSource] = []
+        self.start: dict[int, tuple] = {}                      # id(fake) -> (requires_grad, history) at first
+        self.taken = {"torch", "inf", "nan"}
+        self.modes = current_modes()
+
+    def run(self) -> Capture:
+        self.arguments = _argument_names(self.fn, self.inputs)
+        for k, t in enumerate(self.inputs.tensors):
+            self.reads.watch_tensor(t, self.arguments[k])
+            self.add_input(t)
+        generator = torch.get_rng_state()
+        try:
+            with quiet_logs():
+                result = self.record()
+            self.check_generator(generator)
+            return self.finish(result)
+        finally:
+            self.reads.rollback()
+            torch.set_rng_state(generator)
+            if self.modes.autocast is not None:
+                torch.clear_autocast_cache()                   # it may hold fakes
+
+    def record(self) -> Any:
+        try:
+            with self.reads, function_level(self.level):
+                return self.fn(*self.inputs.args, **self.inputs.kwargs)
+        except NEEDS_DATA as e:
+            raise UnsupportedError(f"the program needs the values of a tensor ({type(e).__name__})",
+                                   where=_user_frame(e)) from None
+        except UnsupportedError as e:
+            raise e if e.where else UnsupportedError(str(e), where=_user_frame(e)) from e
+
+    def check_generator(self, before: torch.Tensor) -> None:
+        """Fakes draw nothing: a state that moved means manual_seed, set_rng_state or fork_rng in the function."""
+        if not torch.equal(before, torch.get_rng_state()):
+            raise UnsupportedError("the function sets the state of the random generator")
+
+    # ------------------------------------------------------------ inputs
+
+    def add_input(self, real: torch.Tensor) -> torch.Tensor:
+        """A real tensor that the program uses for the first time becomes an input, found by its place."""
+        index = len(self.tensors)
+        with torch._C.DisableTorchFunction():
+            source, name = self.find_source(real, index)
+            fake = self.fakes.find(real)
+            fake = self.fakes.make(real) if fake is None else fake
+            self.tensors.append(real)
+            self.sources.append(source)
+            self.start[id(fake)] = (fake.requires_grad, _history(fake))
+            self.proxies.append(self.level.recorder.new_proxy(fake, self.unique(name)))
+        return fake
+
+    def find_source(self, real: torch.Tensor, index: int) -> tuple[InputSource, str]:
+        if index < len(self.inputs.tensors):
+            return InputSource(ARGUMENT, index), self.arguments[index]
+        for k, t in enumerate(self.tensors):
+            if t.is_leaf and t.grad is real:
+                return InputSource(GRAD, k), f"{self.proxies[k].name}_grad"
+        location = self.reads.locate(real)
+        if location is None:
+            raise UnsupportedError("a tensor that is neither an argument nor found in a place that can be watched")
+        return InputSource(STATE, location=location), location.path
+
+    def unique(self, path: str) -> str:
+        name = "".join(c if c.isalnum() else "_" for c in path).strip("_") or "x"
+        name = f"in_{name}" if name[0].isdigit() or keyword.iskeyword(name) or _looks_internal(name) else name
+        candidate, n = name, 1
+        while candidate in self.taken:
+            candidate, n = f"{name}_{n}", n + 1
+        self.taken.add(candidate)
+        return candidate
+
+    # ------------------------------------------------------------ results
+
+    def finish(self, result: Any) -> Capture:
+        outputs: list = []
+        structure = self.take(result, outputs)
+        results, effects = len(outputs), []
+        for write in self.reads.writes():
+            start = len(outputs)
+            effects.append(StateEffect(write, self.take(write.value, outputs), start, len(outputs)))
+        because = self.replay_reason()
+        recorder = self.level.recorder
+        now = tuple(recorder.proxy(o) if isinstance(o, torch.Tensor) else o for o in outputs)
+        objects = tuple(recorder.object_proxy(o) if isinstance(o, torch.Tensor) else o for o in outputs)
+        notes = {"modes": self.modes}
+        inputs = tuple(self.proxies)
+        calls = Trace("calls", inputs, tuple(self.level.calls), objects, self.name, notes=notes)
+        ops = Trace("ops", inputs, tuple(recorder.bound_symbols), now, self.name, previous="calls", notes=notes)
+        return Capture(calls, ops, structure, results, tuple(effects), self.guards(), because)
+
+    def take(self, value: Any, outputs: list) -> Structure:
+        """Flatten a result or a stored value into `outputs`, its tensors as fakes."""
+        leaves, structure = flatten(value, self.made_here)
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                fake = leaf if is_fake(leaf) else self.fakes.find(leaf)
+                leaf = self.add_input(leaf) if fake is None else fake
+                if isinstance(leaf, torch.nn.Parameter) and self.fakes.real_of(leaf) is None:
+                    raise UnsupportedError("a Parameter made by the function leaves it")
+            elif not isinstance(leaf, (*PLAIN, *_BY_REFERENCE)) and not self.reads.knows(leaf):
+                raise UnsupportedError(f"an object of type {type(leaf).__name__} made by the function leaves it")
+            outputs.append(leaf)
+        return structure
+
+    def made_here(self, x: Any) -> bool:
+        return (hasattr(x, "__dict__") and not isinstance(x, (*_BY_REFERENCE, torch.nn.Module, torch.Generator))
+                and not self.reads.knows(x))
+
+    def guards(self) -> Guards:
+        index = {id(t): k for k, t in enumerate(self.tensors)}
+        for _, t, _ in self.level.host_reads:
+            if id(t) not in index:
+                raise UnsupportedError("a property was read of a tensor that is no input")
+        host = dict.fromkeys((what, index[id(t)]) for what, t, _ in self.level.host_reads)
+        return Guards(tuple(self.sources), tuple(self.reads.locations), tuple(host))
+
+    def replay_reason(self) -> str:
+        """Why the program must be replayed call by call under autograd: it built or used autograd history."""
+        level = self.level
+        because = level.needs_replay
+        if any_overlap(self.tensors):
+            because = "two storages over the same memory"      # as from numpy: fakes do not show it, eager's order is right
+        for t, _ in level.recorder.kept:
+            requires_grad, history = self.start.get(id(t), (False, None))
+            if _history(t) is not history:
+                because = because or "autograd"
+            elif t.requires_grad != requires_grad and not t._is_view():
+                because = because or "requires_grad"
+        return because
+
+
+def _history(t: torch.Tensor) -> Any:
+    try:
+        return t.grad_fn
+    except RuntimeError:          # asking an outdated no_grad or split view for its grad_fn is itself an error
+        return None
+
+
+def _looks_internal(name: str) -> bool:
+    """Names that intermediates get: t12, v3."""
+    return name[0] in "tv" and name[1:].isdigit()
+
+
+def _argument_names(fn: Callable, call: CallInputs) -> list[str]:
+    """A name for each distinct argument tensor, after the parameter that brings it."""
+    try:
+        parameters = [p.name for p in inspect.signature(fn).parameters.values()
+                      if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    except (TypeError, ValueError):
+        parameters = []
+    names: dict[int, str] = {}
+    for k, (label, value) in enumerate([*enumerate(call.args), *call.kwargs.items()]):
+        label = label if isinstance(label, str) else parameters[k] if k < len(parameters) else f"arg{k}"
+        for leaf in flatten(value, lambda x: hasattr(x, "__dict__") and not isinstance(x, torch.nn.Module))[0]:
+            if isinstance(leaf, torch.Tensor):
+                names.setdefault(id(leaf), label)
+    return [names.get(id(t), "arg") for t in call.tensors]
+
+
+def _user_frame(error: BaseException) -> str:
+    """file:line of the innermost user frame of a traceback."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_file(f.filename)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""

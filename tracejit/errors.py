@@ -1,0 +1,22 @@
+"""Exceptions and warnings: each names the user's source line and the way out."""
+from __future__ import annotations
+
+
+class TraceError(Exception):
+    """Base of all errors that tracejit itself raises. `where` is the user's `file:line` when one is known."""
+
+    def __init__(self, message: str, *, where: str = "") -> None:
+        super().__init__(f"{message}\n  at {where}" if where else message)
+        self.where = where
+
+
+class UnsupportedError(TraceError):
+    """The call cannot be captured: tracejit runs it eagerly, or raises this with `fallback="error"`."""
+
+
+class InplaceCopyError(TraceError):
+    """The in-place checker found memory that is read and written in an order that nothing guarantees."""
+
+
+class FallbackWarning(UserWarning):
+    """A call runs eagerly; the message says why and names the user's line."""

@@ -1,0 +1,67 @@
+"""Executors: who runs the calls of a trace. They are asked in order; the torch fallback is always last."""
+from __future__ import annotations
+
+from typing import Iterable, Optional, Union
+
+from ..errors import TraceError
+from ..ir.trace import BoundSymbol
+
+
+class Executor:
+    """Runs calls. Subclass it, give it a `name`, and register an instance with `tracejit.register_executor`.
+
+    `can_execute(bsym)` says whether it takes a call. `execute(bsym)` returns the call that runs instead: a BoundSymbol
+    with the same output proxies. It may read only the arguments and write only what the call writes.
+    """
+
+    name: str = ""
+
+    def can_execute(self, bsym: BoundSymbol) -> bool:
+        raise NotImplementedError
+
+    def execute(self, bsym: BoundSymbol) -> BoundSymbol:
+        return bsym
+
+
+_registered: dict[str, Executor] = {}
+_defaults: list[str] = []
+
+
+def register_executor(executor: Executor, *, default: bool = False) -> Executor:
+    """Make an executor known by its name. default: ask it in every `jit` that names no executors.
+
+    TraceError when it has no name, or one that is taken by another class.
+    """
+    if not isinstance(executor, Executor) or not executor.name:
+        raise TraceError(f"{executor!r} is not an Executor with a name")
+    old = _registered.get(executor.name)
+    if old is not None and type(old) is not type(executor):
+        raise TraceError(f"the executor name {executor.name!r} is taken by {type(old).__name__}")
+    _registered[executor.name] = executor
+    if default and executor.name not in _defaults:
+        _defaults.append(executor.name)
+    return executor
+
+
+def get_executor(name: str) -> Executor:
+    """The executor of this name; TraceError naming those that exist."""
+    if name not in _registered:
+        raise TraceError(f"no executor is named {name!r}; there are {', '.join(sorted(_registered))}")
+    return _registered[name]
+
+
+def default_executors() -> tuple[Executor, ...]:
+    """Those asked when `jit` names none, in order."""
+    return tuple(_registered[n] for n in _defaults)
+
+
+def resolve(chosen: Optional[Iterable[Union[str, Executor]]], last: Executor) -> tuple[Executor, ...]:
+    """The executors of one `jit`, `last` (the torch fallback) at the end."""
+    if chosen is None:
+        found = default_executors()
+    else:
+        found = tuple(get_executor(e) if isinstance(e, str) else e for e in chosen)
+    for e in found:
+        if not isinstance(e, Executor):
+            raise TraceError(f"{e!r} is not an Executor: pass a registered name or an instance of tracejit.Executor")
+    return (*(e for e in found if e is not last), last)

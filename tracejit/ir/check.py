@@ -1,0 +1,53 @@
+"""Well-formedness of a trace: scope, single binding, effects and metadata. Errors print the call and its neighbours."""
+from __future__ import annotations
+
+import torch
+
+from ..errors import TraceError
+from .printer import bound_symbol_text
+from .proxy import TensorProxy
+from .symbol import Symbol
+from .trace import BoundSymbol, Trace
+
+
+def check_trace(trace: Trace) -> Trace:
+    """The trace itself, or TraceError naming the first call that is wrong."""
+    names: dict[str, TensorProxy] = {}
+    for p in trace.inputs:
+        if p.name in names:
+            raise TraceError(f"stage {trace.stage}: two inputs are named {p.name}")
+        names[p.name] = p
+    for n, b in enumerate(trace.bound_symbols):
+        wrong = _wrong(b, names)
+        if wrong:
+            raise TraceError(f"stage {trace.stage}: {wrong}\n{neighbours(trace, n)}", where=str(b.source))
+        names.update((o.name, o) for o in b.tensor_outputs)
+    for o in trace.output:
+        if isinstance(o, TensorProxy) and names.get(o.name) is not o:
+            raise TraceError(f"stage {trace.stage}: the result {o.name} is bound nowhere")
+    return trace
+
+
+def _wrong(b: BoundSymbol, names: dict[str, TensorProxy]) -> str:
+    if not isinstance(b.sym, Symbol) or not callable(b.sym.fn):
+        return f"{b.sym!r} is not a Symbol that can be called"
+    for a in b.tensor_args:
+        if names.get(a.name) is not a:
+            return f"{a.name} is used before it is bound" if a.name not in names else f"{a.name} is another {a.name} than the one bound"
+    for o in b.tensor_outputs:
+        if o.name in names and names[o.name] is not o:
+            return f"{o.name} is bound twice"
+        if len(o.shape) != len(o.stride) or any(type(n) is not int or n < 0 for n in o.shape):
+            return f"{o.name} has shape {o.shape} and stride {o.stride}"
+        if not isinstance(o.dtype, torch.dtype):
+            return f"{o.name} has no dtype"
+    if not b.is_region and any(o not in b.tensor_args and o.name in names for o in b.tensor_outputs):
+        return "a name is bound again"
+    return ""
+
+
+def neighbours(trace: Trace, n: int, around: int = 2) -> str:
+    """The calls around call n, n itself marked."""
+    first = max(0, n - around)
+    return "\n".join(f"{'>' if first + k == n else ' '} {bound_symbol_text(b)}"
+                     for k, b in enumerate(trace.bound_symbols[first:n + around + 1]))

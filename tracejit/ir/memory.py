@@ -1,0 +1,85 @@
+"""The bytes that a tensor shows: overlap and cover, in bytes, so that `view(dtype)` is a view like any other."""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+EXACT_LIMIT = 1 << 16     # elements: up to here ask which bytes, beyond it ask which interval (a conservative answer)
+
+
+@dataclass(frozen=True)
+class ByteRegion:
+    """Where a tensor lies in its storage. `stride` is in bytes, 0 where the size is 1, so equal regions compare equal."""
+
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    itemsize: int
+
+    @cached_property
+    def numel(self) -> int:
+        return math.prod(self.size)
+
+    @cached_property
+    def end(self) -> int:
+        return self.offset + sum((n - 1) * s for n, s in zip(self.size, self.stride)) + self.itemsize
+
+    @cached_property
+    def dense(self) -> bool:
+        """Fills [offset, end) without holes and without meeting itself."""
+        return self.numel * self.itemsize == self.end - self.offset and not self.overlaps_itself
+
+    @cached_property
+    def overlaps_itself(self) -> bool:
+        """Two elements share bytes (True when unsure)."""
+        if not self.numel:
+            return False
+        reach = self.itemsize
+        for stride, n in sorted((s, n) for n, s in zip(self.size, self.stride) if n > 1):
+            if stride < reach:
+                return self.numel > EXACT_LIMIT or len(_addresses(self)) != self.numel * self.itemsize
+            reach = stride * (n - 1) + reach
+        return False
+
+
+def byte_region(offset: int, shape: tuple, stride: tuple, itemsize: int) -> ByteRegion:
+    """Region of a tensor whose offset and strides are given in elements."""
+    return ByteRegion(offset * itemsize, tuple(shape),
+                      tuple(0 if n == 1 else s * itemsize for n, s in zip(shape, stride)), itemsize)
+
+
+@lru_cache(1 << 12)
+def _addresses(region: ByteRegion) -> np.ndarray:
+    first = np.array([region.offset])
+    for n, s in zip(region.size, region.stride):
+        first = (first[:, None] + np.arange(n) * s).ravel()
+    return np.unique((first[:, None] + np.arange(region.itemsize)).ravel())
+
+
+@lru_cache(1 << 14)
+def _meet(a: ByteRegion, b: ByteRegion) -> bool:
+    if a.numel > EXACT_LIMIT or b.numel > EXACT_LIMIT:
+        return True
+    return bool(np.intersect1d(_addresses(a), _addresses(b), assume_unique=True).size)
+
+
+def overlaps(a: ByteRegion, b: ByteRegion) -> bool:
+    """Do they share a byte? (True when unsure.)"""
+    if not a.numel or not b.numel or a.end <= b.offset or b.end <= a.offset:
+        return False
+    return a.dense and b.dense or _meet(a, b)
+
+
+def covers(a: ByteRegion, b: ByteRegion) -> bool:
+    """Is every byte of b a byte of a? (False when unsure.)"""
+    if not b.numel:
+        return True
+    if not a.numel or a.offset > b.offset or a.end < b.end:
+        return False
+    if a == b or a.dense:
+        return True
+    return (a.numel <= EXACT_LIMIT and b.numel <= EXACT_LIMIT
+            and bool(np.isin(_addresses(b), _addresses(a), assume_unique=True).all()))

@@ -1,0 +1,81 @@
+"""The few operations of a trace that torch does not have: plain functions of real (or fake) tensors."""
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from .symbol import Symbol
+
+
+def constant(value: torch.Tensor) -> torch.Tensor:
+    """A fresh tensor with the value of a constant of the program."""
+    return value.clone()
+
+
+def exact_copy(t: torch.Tensor) -> torch.Tensor:
+    """A private copy with the very size and stride: kernels choose their path (and order of random draws) by strides."""
+    return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device).copy_(t)
+
+
+def restride(t: torch.Tensor, size: list[int], stride: list[int]) -> torch.Tensor:
+    """A copy with this size and stride (in elements)."""
+    return torch.empty_strided(size, stride, dtype=t.dtype, device=t.device).copy_(t)
+
+
+def write_region(base: torch.Tensor, value: torch.Tensor, size: list[int], stride: list[int], offset: int,
+                 dtype: torch.dtype, conj: bool, neg: bool) -> torch.Tensor:
+    """A copy of `base` with `value` written where a view with this size, stride and offset (in elements of `dtype`) lies."""
+    out = exact_copy(base)
+    region_view(out, size, stride, offset, dtype, conj, neg).copy_(value)
+    return out
+
+
+def region_view(base: torch.Tensor, size: list[int], stride: list[int], offset: int, dtype: torch.dtype,
+                conj: bool, neg: bool) -> torch.Tensor:
+    """The view of base's whole storage with this size, stride and offset, in elements of `dtype`."""
+    raw = base.new_empty(0, dtype=dtype).set_(base.untyped_storage(), 0, (base.untyped_storage().nbytes() // dtype.itemsize,))
+    view = raw.as_strided(size, stride, offset)
+    view = torch._conj(view) if conj else view
+    return torch._neg_view(view) if neg else view
+
+
+def on_copy(op: Callable, written: tuple[int, ...], fresh: tuple[int, ...], *args: Any, **kwargs: Any) -> list:
+    """A writing op made pure: runs on copies of the written arguments; returns its fresh results, then those copies.
+
+    written: positions in the flattened arguments; fresh: positions in the flattened results.
+    """
+    flat, spec = tree_flatten((args, kwargs))
+    for i in written:
+        flat[i] = exact_copy(flat[i])
+    args, kwargs = tree_unflatten(flat, spec)
+    out = tree_flatten(op(*args, **kwargs))[0]
+    return [out[k] for k in fresh] + [flat[i] for i in written]
+
+
+def grow_storage(t: torch.Tensor, nbytes: int) -> None:
+    """Make t's storage at least `nbytes` long, keeping its contents."""
+    t.untyped_storage().resize_(nbytes)
+
+
+def set_metadata(t: torch.Tensor, size: list[int], stride: list[int], offset: int) -> None:
+    """Give the caller's tensor this size, stride and offset."""
+    t.as_strided_(size, stride, offset)
+
+
+def set_tensor(t: torch.Tensor, source: torch.Tensor) -> None:
+    """Point the caller's tensor at source's storage and metadata."""
+    t.set_(source)
+
+
+CONSTANT = Symbol("constant", constant)
+EXACT_COPY = Symbol("exact_copy", exact_copy)
+RESTRIDE = Symbol("restride", restride)
+WRITE_REGION = Symbol("write_region", write_region)
+REGION_VIEW = Symbol("region_view", region_view)
+ON_COPY = Symbol("on_copy", on_copy)
+ON_COPY_RANDOM = Symbol("on_copy", on_copy, random=True)
+GROW_STORAGE = Symbol("grow_storage", grow_storage, writes_to=(0,), opaque=True)
+SET_METADATA = Symbol("set_metadata", set_metadata, writes_to=(0,), opaque=True)
+SET_TENSOR = Symbol("set_tensor", set_tensor, writes_to=(0,), opaque=True)

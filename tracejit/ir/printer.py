@@ -1,0 +1,175 @@
+"""Trace -> Python text that runs: what is printed is what the runtime compiles.
+
+Constants that have no literal form are bound in the scope under a name of their own.
+"""
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, field
+from typing import Any, Callable
+
+import torch
+from torch.overrides import resolve_name
+
+from .proxy import TensorConstant, TensorProxy
+from .trace import BoundSymbol, Modes, Trace
+
+_LITERALS = (bool, int, str, bytes, type(None), type(Ellipsis))
+_TORCH_LITERALS = (torch.dtype, torch.layout, torch.memory_format)
+
+
+@dataclass
+class Scope:
+    """Names that the text uses besides its own."""
+
+    names: dict[str, Any] = field(default_factory=lambda: {"torch": torch, "inf": math.inf, "nan": math.nan})
+    taken: dict[int, str] = field(default_factory=dict)
+
+    def bind(self, value: Any, hint: str) -> str:
+        if id(value) not in self.taken:
+            name = f"{hint}_{sum(n.startswith(hint + '_') for n in self.names)}"
+            self.names[name], self.taken[id(value)] = value, name
+        return self.taken[id(value)]
+
+
+def value_text(x: Any, scope: Scope) -> str:
+    """An argument or output as Python text."""
+    if isinstance(x, TensorProxy):
+        return x.name
+    if isinstance(x, TensorConstant):
+        return scope.bind(x.value, "constant")
+    if type(x) in (list, tuple, torch.Size):
+        inner = ", ".join(value_text(e, scope) for e in x)
+        text = f"[{inner}]" if type(x) is list else f"({inner}{',' * (len(x) == 1)})"
+        return f"torch.Size({text})" if type(x) is torch.Size else text
+    if type(x) is dict and all(isinstance(k, str) for k in x):
+        return "{" + ", ".join(f"{k!r}: {value_text(v, scope)}" for k, v in x.items()) + "}"
+    if type(x) is slice:
+        return f"slice({value_text(x.start, scope)}, {value_text(x.stop, scope)}, {value_text(x.step, scope)})"
+    if isinstance(x, enum.Enum):
+        return scope.bind(x, "const")
+    if x is Ellipsis:
+        return "..."
+    if type(x) in _LITERALS or type(x) in (float, complex):
+        return repr(x)
+    if isinstance(x, _TORCH_LITERALS):
+        return str(x)
+    if isinstance(x, torch.device):
+        return f"torch.device({str(x)!r})"
+    if isinstance(x, torch._ops.OpOverload):
+        return f"torch.ops.{x.namespace}.{x.overloadpacket.__name__}.{x._overloadname}"
+    return scope.bind(x, "const")
+
+
+def callable_text(fn: Callable, name: str, scope: Scope) -> str:
+    """How the text calls `fn`: by its public path where that resolves to it, else by a name bound in the scope."""
+    if isinstance(fn, torch._ops.OpOverload):
+        return value_text(fn, scope)
+    path = public_path(fn)
+    return path if path else scope.bind(fn, name.replace("::", "_").replace(".", "_"))
+
+
+def public_path(fn: Callable) -> str:
+    """`torch.nn.functional.gelu` for that very function, "" when there is no such path."""
+    path = resolve_name(fn) or getattr(fn, "__module__", None) == "torch" and f"torch.{fn.__name__}" or ""
+    if not path.startswith("torch."):
+        return ""
+    found: Any = torch
+    for part in path.split(".")[1:]:
+        found = getattr(found, part, None)
+    return path if found is fn or found == fn else ""
+
+
+def call_text(b: BoundSymbol, scope: Scope) -> str:
+    parts = [value_text(a, scope) for a in b.args] + [f"{k}={value_text(v, scope)}" for k, v in b.kwargs.items()]
+    return f"{callable_text(b.sym.fn, b.sym.name, scope)}({', '.join(parts)})"
+
+
+def pattern_text(output: Any) -> str:
+    """The assignment target for an output pytree: constants and dropped outputs become `_`."""
+    if isinstance(output, TensorProxy):
+        return output.name
+    if isinstance(output, (list, tuple)):
+        parts = [pattern_text(o) for o in output]
+        return "[" + ", ".join(parts) + "]" if any(p != "_" for p in parts) else "_"
+    return "_"
+
+
+def statement_text(b: BoundSymbol, scope: Scope) -> str:
+    """`t0 = torch.add(x, y)`: no target when the call hands back only names that exist already."""
+    known = isinstance(b.output, TensorProxy) and b.output in b.tensor_args
+    target = "_" if known else pattern_text(b.output)
+    return call_text(b, scope) if target == "_" else f"{target} = {call_text(b, scope)}"
+
+
+def bound_symbol_text(b: BoundSymbol) -> str:
+    """One call with its metadata and the user's line, for messages."""
+    shapes = ", ".join(map(repr, b.tensor_outputs))
+    where = "  ".join(filter(None, (b.comment, b.source.short)))
+    return f"{statement_text(b, Scope())}" + (f"    # {shapes}" if shapes else "") + (f"  <- {where}" if where else "")
+
+
+def last_uses(trace: Trace) -> dict[int, list[str]]:
+    """Statement index -> names that nothing reads after it. Inputs are the caller's and outlive the program."""
+    keep = set(trace.tensor_results) | set(trace.inputs)
+    last: dict[TensorProxy, int] = {}
+    for n, b in enumerate(trace.bound_symbols):
+        last.update((p, n) for p in (*b.tensor_args, *b.tensor_outputs) if p not in keep)
+    dying: dict[int, list[str]] = {}
+    for p, n in last.items():
+        dying.setdefault(n, []).append(p.name)
+    return dying
+
+
+def mode_contexts(modes: Modes, base: Modes) -> list[str]:
+    """The `with` contexts that turn `base` into `modes`."""
+    contexts = []
+    if modes.inference != base.inference:
+        contexts.append(f"torch.inference_mode({modes.inference})")
+    if modes.grad != base.grad and not (modes.inference and not base.inference):
+        contexts.append(f"torch.set_grad_enabled({modes.grad})")
+    if modes.autocast != base.autocast:
+        device, dtype, cache = modes.autocast or base.autocast
+        contexts.append(f"torch.autocast({device!r}, dtype={dtype}, enabled={modes.autocast is not None}, "
+                        f"cache_enabled={cache})")
+    return contexts
+
+
+def trace_source(trace: Trace, *, annotate: bool = True) -> tuple[str, dict[str, Any], dict[int, BoundSymbol]]:
+    """(text, scope, calls): `exec(text, scope)` defines the function `trace.name`, taking the inputs and returning the
+    flat outputs; `calls` says which call stands on a line (counted from 1).
+
+    annotate: add the user's lines and metadata as comments.
+    """
+    scope, base, calls = Scope(), trace.notes.get("modes", Modes()), {}
+    lines, dying, current = [f"def {trace.name}({', '.join(p.name for p in trace.inputs)}):"], last_uses(trace), base
+    for n, b in enumerate(trace.bound_symbols):
+        if b.modes != current:
+            lines += [f"    with {c}:" for c in [", ".join(mode_contexts(b.modes, base))] if c]
+            current = b.modes
+        indent = "    " if not mode_contexts(current, base) else "        "
+        lines.append(indent + statement_text(b, scope) + (_annotation(b, trace, n) if annotate else ""))
+        calls[len(lines)] = b
+        if annotate:
+            lines += [f"{indent}    # {statement_text(s, scope)}" for s in b.subsymbols]
+        if n in dying:
+            lines.append(f"{indent}del {', '.join(dying[n])}")
+    lines.append(f"    return {value_text(trace.output, scope)}")
+    return "\n".join(lines) + "\n", scope.names, calls
+
+
+def _annotation(b: BoundSymbol, trace: Trace, n: int) -> str:
+    shapes = ", ".join(o.describe() for o in b.tensor_outputs)
+    before = trace.bound_symbols[n - 1] if n else None
+    same = before is not None and before.source == b.source and before.comment == b.comment
+    where = "" if same else "  ".join(filter(None, (b.comment, b.source.short)))
+    note = "  ".join(filter(None, (shapes, where)))
+    return f"    # {note}" if note else ""
+
+
+def trace_text(trace: Trace) -> str:
+    """The whole trace as runnable Python with a heading that says which stage it is."""
+    inputs = "".join(f"# {p.name}: {p.describe()}\n" for p in trace.inputs)
+    made = f" from {trace.previous}" if trace.previous else ""
+    return f"# {trace.stage}{made}, {trace.seconds * 1e3:.1f} ms\n{inputs}{trace_source(trace)[0]}"

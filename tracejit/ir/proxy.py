@@ -1,0 +1,107 @@
+"""Proxies: the names of a trace, with the metadata of what they stand for."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from .memory import ByteRegion, byte_region, overlaps
+
+
+@dataclass(frozen=True, eq=False)
+class TensorProxy:
+    """One tensor under one metadata: `unsqueeze_` gives the same object a new proxy.
+
+    Two proxies share memory iff they have the same `storage`; `offset` and `stride` (both in elements) and `shape` say
+    which part of it. Proxies compare by identity.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    storage: int
+    offset: int = 0
+    conj: bool = False
+    neg: bool = False
+    requires_grad: bool = False
+
+    @cached_property
+    def bytes(self) -> ByteRegion:
+        return byte_region(self.offset, self.shape, self.stride, self.dtype.itemsize)
+
+    @property
+    def reading(self) -> tuple:
+        """How the bytes are read: equal bytes read differently are not equal values."""
+        return (self.dtype, self.conj, self.neg)
+
+    @property
+    def numel(self) -> int:
+        return self.bytes.numel
+
+    def same_view(self, other: "TensorProxy") -> bool:
+        """The same bytes of a storage, in the same order, read the same way."""
+        return self.bytes == other.bytes and self.reading == other.reading
+
+    def same_layout(self, other: "TensorProxy") -> bool:
+        """Same dtype, shape and strides (where they matter): a view step recorded on one holds on the other."""
+        return (self.reading == other.reading and self.shape == other.shape
+                and (not self.numel or all(n == 1 or s == t for n, s, t in zip(self.shape, self.stride, other.stride))))
+
+    def describe(self) -> str:
+        """`f32[2, 3]`, with strides when they are not those of a contiguous tensor."""
+        text = f"{DTYPE_NAMES.get(self.dtype, str(self.dtype).removeprefix('torch.'))}{list(self.shape)}"
+        return text if self.stride == contiguous_stride(self.shape) else f"{text} stride {list(self.stride)}"
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.describe()}"
+
+
+@dataclass(frozen=True, eq=False)
+class TensorConstant:
+    """A tensor made by the program from Python data, such as `torch.tensor([1., 2.])`: cloned wherever it is used."""
+
+    value: torch.Tensor
+
+    def __repr__(self) -> str:
+        return f"constant {tuple(self.value.shape)}"
+
+
+DTYPE_NAMES = {torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",
+               torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8",
+               torch.bool: "bool", torch.complex64: "c64", torch.complex128: "c128"}
+
+
+def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides (in elements) of a contiguous tensor of this shape."""
+    stride, step = [], 1
+    for n in reversed(shape):
+        stride.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(stride))
+
+
+def proxy_of(name: str, tensor: torch.Tensor, storage: int) -> TensorProxy:
+    """The proxy for `tensor` (real, fake or meta) as it is now."""
+    return TensorProxy(name, tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, storage,
+                       tensor.storage_offset(), tensor.is_conj(), tensor.is_neg(), tensor.requires_grad)
+
+
+def is_proxy(x: Any) -> bool:
+    return isinstance(x, TensorProxy)
+
+
+def is_racy(args: list, written: tuple[int, ...]) -> bool:
+    """Is memory read while it is written, other than index for index, or written twice?"""
+    for i in written:
+        w = args[i]
+        if w.bytes.overlaps_itself:
+            return True
+        for j, a in enumerate(args):
+            if isinstance(a, TensorProxy) and j != i and a.storage == w.storage and overlaps(a.bytes, w.bytes) and (
+                    not a.same_view(w) or j in written):
+                return True
+    return False

@@ -1,0 +1,152 @@
+"""Symbols: what an operation is called, what runs it, and what it does to memory.
+
+What an ATen op does is read from its schema. `SCHEMAS_THAT_LIE` is the one table of those that do not say all they do
+(found by running torch's op database and comparing bytes before and after).
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Callable, Optional
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+aten = torch.ops.aten
+
+
+def _running_stats(args: tuple) -> tuple[int, ...]:
+    """native_batch_norm(input, weight, bias, running_mean, running_var, training, ...) updates its statistics."""
+    return tuple(i for i in (3, 4) if args[5] and args[i] is not None)
+
+
+SCHEMAS_THAT_LIE: dict[Any, Callable[[tuple], tuple[int, ...]]] = {
+    aten.native_batch_norm.default: _running_stats,
+    aten.cudnn_batch_norm.default: _running_stats,
+    aten.miopen_batch_norm.default: _running_stats,
+}
+
+# Ops that fail on the values of their arguments; pointwise integer ops are told by their tag and name stem.
+_RAISES_ON_INDEX = ("index", "gather", "scatter", "take", "embedding", "put", "bincount", "nll_loss", "_assert")
+_RAISES_ON_ZERO = ("floor_divide", "remainder", "fmod", "div", "pow")
+_RAISES_ON_VALUES = ("linalg", "cholesky", "multinomial", "bernoulli", "binomial", "_assert")
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """An operation. `fn` runs it; `overload` is the ATen op whose schema states its effects, if it is one.
+
+    `writes_to` are the positions of plain arguments that an operation without a schema writes;
+    `opaque` operations may do anything to memory and are never moved, merged or dropped.
+    """
+
+    name: str
+    fn: Callable
+    overload: Optional[torch._ops.OpOverload] = None
+    writes_to: tuple[int, ...] = ()
+    random: bool = False
+    opaque: bool = False
+
+    @property
+    def packet(self) -> str:
+        """`add` of `aten.add.Tensor`."""
+        return self.overload.overloadpacket.__name__ if self.overload is not None else self.name
+
+    @property
+    def pointwise(self) -> bool:
+        """Each element of the result depends on the elements at its index alone."""
+        return self.overload is not None and (torch.Tag.pointwise in self.overload.tags
+                                              or self.packet.rstrip("_") in _UNTAGGED_POINTWISE)
+
+    @property
+    def is_copy(self) -> bool:
+        return self.overload is aten.copy_.default
+
+    @property
+    def moves_metadata(self) -> bool:
+        """Changes shape, strides or storage of its first argument (`unsqueeze_`, `resize_`, `set_`)."""
+        return self.overload is not None and (torch.Tag.inplace_view in self.overload.tags or self.packet in _METADATA_MOVERS)
+
+    def written(self, args: tuple, kwargs: dict) -> tuple[int, ...]:
+        """Positions, in `tree_leaves((args, kwargs))`, of the tensors that a call writes.
+
+        By position, never by object: `x.add_(x)` writes one of two.
+        """
+        if self.overload is None:
+            positions, names = frozenset(self.writes_to), frozenset()
+        else:
+            positions, names = _schema_writes(self.overload)
+            lie = SCHEMAS_THAT_LIE.get(self.overload)
+            positions |= frozenset(lie(args)) if lie else frozenset()
+        if not positions and not names:
+            return ()
+        found, at = [], 0
+        for key, value in (*enumerate(args), *kwargs.items()):
+            leaves = tree_leaves(value)
+            if key in positions or key in names:
+                found += [at + k for k, leaf in enumerate(leaves) if not isinstance(leaf, (int, float, str, type(None)))]
+            at += len(leaves)
+        return tuple(found)
+
+    def may_raise(self, dtypes: list[torch.dtype]) -> bool:
+        """Can the values of the arguments make it fail at run time? (Bad indices, integer division by zero, lapack.)"""
+        stem = self.packet
+        if any(part in stem for part in _RAISES_ON_VALUES):
+            return True
+        if not any(not d.is_floating_point and not d.is_complex for d in dtypes):
+            return False
+        return stem.rstrip("_") in _RAISES_ON_ZERO if self.pointwise else stem.lstrip("_").startswith(_RAISES_ON_INDEX)
+
+    def functional(self) -> Optional["Symbol"]:
+        """The out-of-place op with the same arguments (`add_.Tensor` -> `add.Tensor`), or None."""
+        plain = _functional_variant(self.overload) if self.overload is not None else None
+        return aten_symbol(plain) if plain is not None else None
+
+
+_UNTAGGED_POINTWISE = ("fill", "zero", "copy", "_to_copy", "clone")    # pointwise without torch's tag
+_METADATA_MOVERS = ("resize_", "resize_as_", "set_")     # they have no inplace_view tag
+
+
+@lru_cache(None)
+def _schema_writes(overload) -> tuple[frozenset[int], frozenset[str]]:
+    written = [(i, a) for i, a in enumerate(overload._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+    return (frozenset(i for i, a in written if not a.kwarg_only), frozenset(a.name for _, a in written))
+
+
+@lru_cache(None)
+def aten_symbol(overload) -> Symbol:
+    """The Symbol of an `OpOverload` of any namespace."""
+    name = f"{overload.namespace}.{overload.overloadpacket.__name__}.{overload._overloadname}"
+    return Symbol(name, overload, overload, random=torch.Tag.nondeterministic_seeded in overload.tags,
+                  opaque=overload.namespace in ("c10d", "_c10d_functional", "fsdp"))
+
+
+@lru_cache(None)
+def is_composite(overload) -> bool:
+    """Made of other ops for every backend: in inference mode nobody has decomposed it before we see it."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
+
+
+@lru_cache(None)
+def _functional_variant(overload):
+    """The overload that computes what `overload` writes: same arguments less `out=`, one fresh result per written one."""
+    if overload.namespace != "aten" or torch.Tag.nondeterministic_seeded in overload.tags:
+        return None
+    packet = overload.overloadpacket
+    name = packet.__name__
+    written = [a for a in overload._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    inputs = [a for a in overload._schema.arguments if not (a.kwarg_only and a in written)]
+    if name.endswith("_") and not name.endswith("__"):
+        packet = getattr(aten, name[:-1], None)
+    elif not all(a.kwarg_only for a in written):
+        return None
+    if packet is None or packet is aten.copy:
+        return None
+    wanted = [(a.name, str(a.type)) for a in inputs]
+    for candidate in (getattr(packet, o) for o in packet.overloads()):
+        schema = candidate._schema
+        if ([(a.name, str(a.type)) for a in schema.arguments] == wanted and len(schema.returns) == len(written)
+                and not any(a.alias_info for a in (*schema.arguments, *schema.returns))
+                and [str(r.type) for r in schema.returns] == [str(a.type) for a in written]):
+            return candidate
+    return None

@@ -1,0 +1,139 @@
+"""Trace and BoundSymbol: a program as a flat list of calls, each stage a new one.
+
+    trace    ::= inputs  bound_symbol*  output
+    bound_symbol ::= output = symbol(*args, **kwargs)     # with subsymbols: what it is made of
+    output, args, kwargs: pytrees of TensorProxy, TensorConstant and Python constants
+
+A name is bound once. A *value* name never changes; a *memory* name (an input, or a view of one) is read at its
+place in the program.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Iterator, NamedTuple, Optional
+
+from torch.utils._pytree import tree_flatten, tree_leaves
+
+from .proxy import TensorProxy
+from .symbol import Symbol
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """A line of the user's program."""
+
+    file: str
+    line: int
+    function: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.file else ""
+
+    @property
+    def short(self) -> str:
+        return f"{self.file.rsplit('/', 1)[-1]}:{self.line}" if self.file else ""
+
+
+NOWHERE = SourceLine("", 0)
+
+
+class Modes(NamedTuple):
+    """Thread-wide modes that change what a call means."""
+
+    grad: bool = True
+    inference: bool = False
+    autocast: Optional[tuple] = None     # (device type, dtype, cache enabled) when on
+
+
+@dataclass(frozen=True, eq=False)
+class BoundSymbol:
+    """One call: `output = sym(*args, **kwargs)`."""
+
+    sym: Symbol
+    args: tuple
+    kwargs: dict
+    output: Any
+    source: SourceLine = NOWHERE
+    subsymbols: tuple["BoundSymbol", ...] = ()
+    modes: Modes = Modes()
+    executor: str = ""
+    comment: str = ""                    # what the user called, beside the op that it became
+
+    @cached_property
+    def flat_args(self) -> list:
+        return tree_leaves((self.args, self.kwargs))
+
+    @cached_property
+    def args_and_spec(self) -> tuple[list, Any]:
+        return tree_flatten((self.args, self.kwargs))
+
+    @cached_property
+    def tensor_args(self) -> list[TensorProxy]:
+        return [a for a in self.flat_args if isinstance(a, TensorProxy)]
+
+    @cached_property
+    def flat_outputs(self) -> list:
+        return tree_leaves(self.output)
+
+    @cached_property
+    def tensor_outputs(self) -> list[TensorProxy]:
+        return [o for o in self.flat_outputs if isinstance(o, TensorProxy)]
+
+    @cached_property
+    def written(self) -> list[TensorProxy]:
+        """The arguments that this call writes (those of its subsymbols for a fusion region)."""
+        if self.is_region:
+            return [w for sub in self.subsymbols for w in sub.written]
+        flat = self.flat_args
+        return [flat[i] for i in self.sym.written(self.args, self.kwargs) if isinstance(flat[i], TensorProxy)]
+
+    @property
+    def is_region(self) -> bool:
+        """A fusion region: its subsymbols are what it runs."""
+        return bool(self.subsymbols) and bool(self.executor)
+
+    def __str__(self) -> str:
+        from .printer import bound_symbol_text
+        return bound_symbol_text(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A program at one stage. `output` is flat: the leaves of the result, then the values written to Python state."""
+
+    stage: str
+    inputs: tuple[TensorProxy, ...]
+    bound_symbols: tuple[BoundSymbol, ...]
+    output: tuple
+    name: str = "program"
+    seconds: float = 0.0                 # how long the stage that made it took
+    previous: str = ""                   # the stage that it was made from
+    notes: dict = field(default_factory=dict)
+
+    def replace(self, **changes: Any) -> "Trace":
+        return replace(self, **changes)
+
+    @cached_property
+    def tensor_results(self) -> list[TensorProxy]:
+        return [o for o in self.output if isinstance(o, TensorProxy)]
+
+    @property
+    def regions(self) -> list[BoundSymbol]:
+        """The fusion regions, in order."""
+        return [b for b in self.bound_symbols if b.is_region]
+
+    def count(self, name: str) -> int:
+        """How many calls of an op, such as "copy_", there are, inside fusion regions too."""
+        return sum(name in (b.sym.packet, b.sym.name) for b in walk(self.bound_symbols))
+
+    def __str__(self) -> str:
+        from .printer import trace_text
+        return trace_text(self)
+
+
+def walk(bound_symbols: tuple[BoundSymbol, ...]) -> Iterator[BoundSymbol]:
+    """Every bound symbol, the subsymbols of each right after it."""
+    for b in bound_symbols:
+        yield b
+        yield from walk(b.subsymbols)

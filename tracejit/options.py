@@ -1,0 +1,58 @@
+"""Options of `jit`, and the only place that reads environment variables."""
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from typing import Any, Callable, Optional
+
+FALLBACKS = ("warn", "error", "silent")
+NUMERICS = ("eager", "fast")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user can choose. Unknown names and values are errors, never ignored.
+
+    executors: names or `Executor` objects, asked in this order; the torch fallback is always last.
+    disable_inplace_copy_check: skip the proof that the final trace keeps the order of memory accesses.
+    fallback: what happens when a call cannot be captured: "warn" (eager, one warning per cause), "silent", "error".
+    numerics: "eager" (the same bits wherever eager's are defined) or "fast".
+    transforms: functions Trace -> Trace, applied in order to the functionalized trace.
+    name: how the function is called in traces and messages; default: its own name.
+    """
+
+    executors: Optional[tuple] = None
+    disable_inplace_copy_check: bool = False
+    fallback: str = "warn"
+    numerics: str = "eager"
+    transforms: tuple[Callable, ...] = ()
+    name: Optional[str] = None
+
+
+def make_options(given: dict[str, Any]) -> Options:
+    """Options from keyword arguments. TypeError names what is unknown or has the wrong type or value."""
+    known = {f.name for f in fields(Options)}
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise TypeError(f"tracejit.jit() got an unknown option {unknown[0]!r}; options are {', '.join(sorted(known))}")
+    for name in ("executors", "transforms"):
+        if isinstance(given.get(name), list):
+            given = {**given, name: tuple(given[name])}
+    options = Options(**given)
+    for name, allowed in (("fallback", FALLBACKS), ("numerics", NUMERICS), ("disable_inplace_copy_check", (True, False))):
+        value = getattr(options, name)
+        if value not in allowed:
+            raise TypeError(f"tracejit.jit() option {name}={value!r}: expected one of {', '.join(map(repr, allowed))}")
+    if not isinstance(options.transforms, tuple) or not all(map(callable, options.transforms)):
+        raise TypeError("tracejit.jit() option transforms: expected a sequence of functions Trace -> Trace")
+    return options
+
+
+def check_traces() -> bool:
+    """TRACEJIT_CHECK=1: verify the trace after every stage."""
+    return os.environ.get("TRACEJIT_CHECK", "0") not in ("", "0")
+
+
+def log_topics() -> frozenset[str]:
+    """TRACEJIT_LOG: comma-separated topics (recompiles, fallback, internal)."""
+    return frozenset(t for t in os.environ.get("TRACEJIT_LOG", "").split(",") if t)

@@ -1,0 +1,72 @@
+"""Emits bound symbols into a new trace and gives their results metadata by running the op on stand-ins."""
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Optional
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from ..ir.proxy import TensorConstant, TensorProxy, proxy_of
+from ..ir.symbol import Symbol
+from ..ir.trace import NOWHERE, BoundSymbol, Modes, SourceLine
+
+
+class Builder:
+    """`first_storage` is the first free storage id."""
+
+    def __init__(self, first_storage: int) -> None:
+        self.bound_symbols: list[BoundSymbol] = []
+        self.extent: dict[int, int] = {}                       # bytes of each storage, as far as its first name reaches
+        self.origin: Optional[BoundSymbol] = None              # whose line and modes new calls carry
+        self._storage, self._names = first_storage, 0
+
+    def new_storage(self) -> int:
+        self._storage += 1
+        return self._storage - 1
+
+    def new_name(self) -> str:
+        self._names += 1
+        return f"v{self._names}"
+
+    def fresh(self, like: TensorProxy) -> TensorProxy:
+        """A new name in a storage of its own, laid out like `like`."""
+        return TensorProxy(self.new_name(), like.shape, like.stride, like.dtype, like.device, self.new_storage(), 0,
+                           like.conj, like.neg)
+
+    def bind(self, sym: Symbol, args: tuple, kwargs: dict, output: Any, comment: str = "") -> Any:
+        """Append a call whose output proxies are known."""
+        for p in tree_leaves(output):
+            if isinstance(p, TensorProxy):
+                self.extent.setdefault(p.storage, p.bytes.end)
+        o = self.origin
+        source, modes, said = (o.source, o.modes, o.comment) if o is not None else (NOWHERE, Modes(), "")
+        self.bound_symbols.append(BoundSymbol(sym, args, kwargs, output, source, modes=modes, comment=comment or said))
+        return output
+
+    def call(self, sym: Symbol, *args: Any, **kwargs: Any) -> Any:
+        """Append a call; its results are told by running it on meta tensors."""
+        flat, spec = tree_flatten((args, kwargs))
+        stands = [_stand_in(a) for a in flat]
+        tensors = [a for a in flat if isinstance(a, TensorProxy)]
+        homes = {s.untyped_storage()._cdata: a for s, a in zip(stands, flat) if isinstance(a, TensorProxy)}
+        meta_args, meta_kwargs = tree_unflatten(stands, spec)
+        out = sym.fn(*meta_args, **meta_kwargs)
+
+        def name(t: Any) -> Any:
+            if not isinstance(t, torch.Tensor):
+                return t
+            home = homes.get(t.untyped_storage()._cdata)
+            p = proxy_of(self.new_name(), t, self.new_storage() if home is None else home.storage)
+            return replace(p, device=tensors[0].device, offset=p.offset + (home.offset if home is not None else 0))
+        return self.bind(sym, args, kwargs, tree_map(name, out))
+
+
+def _stand_in(a: Any) -> Any:
+    if isinstance(a, TensorConstant):
+        return torch.empty_like(a.value, device="meta")
+    if not isinstance(a, TensorProxy):
+        return a
+    t = torch.empty_strided(a.shape, a.stride, dtype=a.dtype, device="meta")
+    t = torch._conj(t) if a.conj else t
+    return torch._neg_view(t) if a.neg else t

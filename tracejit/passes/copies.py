@@ -1,0 +1,99 @@
+"""Copies: the fewest `copy_` and clones that leave the same memory.
+
+In: a functionalized trace. Out: without
+  - a clone whose source is memory that nothing writes while the clone is used (use the memory itself),
+  - a `copy_` of a view onto itself with the value it holds,
+  - a `copy_` that later ones overwrite whole before anybody reads (dead store).
+Guaranteed: every read of memory sees the bytes that it saw before.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch.utils._pytree import tree_map
+
+from ..ir import prims
+from ..ir.memory import covers, overlaps
+from ..ir.proxy import TensorProxy
+from ..ir.trace import BoundSymbol, Trace
+from .dce import has_effect
+
+_CLONE, _COPY_ = torch.ops.aten.clone.default, torch.ops.aten.copy_.default
+
+
+def copies(trace: Trace) -> Trace:
+    bound_symbols = drop_dead_stores(list(trace.bound_symbols))
+    bound_symbols = drop_clones(bound_symbols, trace)
+    return trace.replace(stage="copies", bound_symbols=tuple(bound_symbols))
+
+
+def drop_dead_stores(bound_symbols: list[BoundSymbol]) -> list[BoundSymbol]:
+    """Backwards: the regions that will be overwritten before they are read."""
+    doomed: dict[int, list[TensorProxy]] = {}                  # by storage
+    kept = []
+    for b in reversed(bound_symbols):
+        if b.sym.opaque or b.sym.may_raise([a.dtype for a in b.tensor_args]):
+            doomed.clear()                                     # an error would show what had been written by then
+        elif b.sym.overload is _COPY_ and any(covers(w.bytes, b.args[0].bytes) for w in doomed.get(b.args[0].storage, ())):
+            continue
+        for a in read_arguments(b):
+            if a.storage in doomed:
+                doomed[a.storage] = [w for w in doomed[a.storage] if not overlaps(w.bytes, a.bytes)]
+        if b.sym.overload is _COPY_:
+            doomed.setdefault(b.args[0].storage, []).append(b.args[0])
+        kept.append(b)
+    return kept[::-1]
+
+
+def read_arguments(b: BoundSymbol) -> list[TensorProxy]:
+    """The arguments whose memory a call reads: not those it only views, nor the destination of a copy_."""
+    if b.sym.overload is _COPY_:
+        return [a for a in b.flat_args[1:] if isinstance(a, TensorProxy)]
+    storages = {a.storage for a in b.tensor_args}
+    is_view = not has_effect(b) and b.tensor_outputs and all(o.storage in storages for o in b.tensor_outputs)
+    return [] if is_view else b.tensor_args
+
+
+def drop_clones(bound_symbols: list[BoundSymbol], trace: Trace) -> list[BoundSymbol]:
+    """A clone that is only read, while its source keeps its value, is its source."""
+    last_use: dict[int, int] = {}                              # by storage
+    written_at: dict[int, list[tuple[int, TensorProxy]]] = {}
+    writes: set[int] = set()
+    for n, b in enumerate(bound_symbols):
+        for a in b.tensor_args:
+            last_use[a.storage] = n
+        for w in b.written:
+            written_at.setdefault(w.storage, []).append((n, w))
+            writes.add(w.storage)
+    returned = {o.storage for o in trace.tensor_results}
+    same: dict[TensorProxy, TensorProxy] = {}
+    kept = []
+    for n, b in enumerate(bound_symbols):
+        b = _rehomed(b, same)
+        if _is_clone(b) and b.output.storage not in returned | writes and b.args[0].same_layout(b.output):
+            source, end = b.args[0], last_use.get(b.output.storage, n)
+            if not any(n < m <= end and overlaps(w.bytes, source.bytes) for m, w in written_at.get(source.storage, ())):
+                same[b.output] = source
+                last_use[source.storage] = max(last_use.get(source.storage, 0), end)
+                continue
+        kept.append(b)
+    return kept
+
+
+def _is_clone(b: BoundSymbol) -> bool:
+    return (b.sym.overload is _CLONE and not b.kwargs or b.sym is prims.RESTRIDE) and isinstance(b.args[0], TensorProxy)
+
+
+def _rehomed(b: BoundSymbol, same: dict[TensorProxy, TensorProxy]) -> BoundSymbol:
+    """`b` with replaced names; its results that view a replaced name lie in the new one's storage."""
+    replaced = [a for a in b.tensor_args if a in same]
+    if not replaced:
+        return b
+    for o in b.tensor_outputs:
+        old = next((a for a in replaced if a.storage == o.storage), None)
+        if old is not None and o not in same:
+            shift = (same[old].bytes.offset - old.bytes.offset) // o.dtype.itemsize
+            same[o] = replace(o, storage=same[old].storage, offset=o.offset + shift)
+    args, kwargs, output = tree_map(lambda x: same.get(x, x) if isinstance(x, TensorProxy) else x, (b.args, b.kwargs, b.output))
+    return replace(b, args=args, kwargs=kwargs, output=output)
