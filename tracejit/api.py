@@ -13,9 +13,9 @@ import torch
 from .capture import function_level
 from .capture.guards import EntryTable
 from .capture.inputs import CallInputs
-from .capture.modes import mode_key, outer_modes
-from .capture.tracer import capture
-from .errors import FallbackWarning, UnsupportedError
+from .capture.modes import mode_key, outer_modes, outer_modes_active
+from .capture.tracer import Capture, capture
+from .errors import EagerRefuses, FallbackWarning, UnsupportedError
 from .ir.trace import Trace
 from .options import Options, log_topics, make_options
 from .pipeline import lower
@@ -60,6 +60,8 @@ class CompiledFunction:
         if function_level.active() is not None:                # jit inside jit is part of the outer program
             return self.__wrapped__(*args, **kwargs)
         try:
+            if outer_modes_active():
+                return self._run_eagerly(args, kwargs, UnsupportedError(outer_modes()))
             inputs = CallInputs(args, kwargs)
             key = (inputs.key, mode_key())
             table = self._tables.get(key)
@@ -75,19 +77,14 @@ class CompiledFunction:
             raise error.with_traceback(user_traceback(error))
 
     def _first_call(self, inputs: CallInputs, key: Any) -> Any:
-        if key in self._eager:
-            return self._run_eagerly(inputs, self._eager[key])
+        if key in self._eager and self.options.fallback != "error":
+            return self._run_eagerly(inputs.args, inputs.kwargs, self._eager[key])
         try:
-            reason = outer_modes()
-            if reason:
-                raise UnsupportedError(reason)
             with _capture_lock:
                 entry, tensors = self._compile(inputs, key)
         except UnsupportedError as error:
-            if self.options.fallback == "error":
-                raise
             self._eager[key] = error
-            return self._run_eagerly(inputs, error)
+            return self._run_eagerly(inputs.args, inputs.kwargs, error)
         except _ProgramError as failed:
             error = failed.__cause__
         else:
@@ -95,13 +92,15 @@ class CompiledFunction:
         return self._after_program_error(inputs, error)
 
     def _compile(self, inputs: CallInputs, key: Any) -> tuple[Entry, list]:
+        table = self._tables.get(key)
+        entry, tensors = table.find(inputs.tensors) if table is not None else (None, [])
+        if entry is not None:                                  # another thread compiled it meanwhile
+            return entry, tensors
+        captured = self._capture(inputs)
         try:
-            captured = capture(self.__wrapped__, inputs, self.name)
-        except UnsupportedError:
-            raise
-        except Exception as error:                             # the program's own error, of any class: eager shows it
+            traces = lower(captured, self.options)
+        except EagerRefuses as error:
             raise _ProgramError from error
-        traces = lower(captured, self.options)
         entry = make_entry(captured, traces[-1])
         found = captured.guards.read(inputs.tensors)
         if found is None:
@@ -110,6 +109,14 @@ class CompiledFunction:
         self.last_traces = traces
         self._misses += 1
         return entry, found[1]
+
+    def _capture(self, inputs: CallInputs) -> Capture:
+        try:
+            return capture(self.__wrapped__, inputs, self.name)
+        except UnsupportedError:
+            raise
+        except Exception as error:                             # the program's own error, of any class: eager shows it
+            raise _ProgramError from error
 
     def _after_program_error(self, inputs: CallInputs, error: BaseException) -> Any:
         """The capture raised, as eager should: run eagerly, which raises with memory as eager leaves it."""
@@ -122,10 +129,12 @@ class CompiledFunction:
         self._fallbacks += 1
         return result
 
-    def _run_eagerly(self, inputs: CallInputs, why: UnsupportedError) -> Any:
+    def _run_eagerly(self, args: tuple, kwargs: dict, why: UnsupportedError) -> Any:
+        if self.options.fallback == "error":
+            raise why
         self._warn(why)
         self._fallbacks += 1
-        return self.__wrapped__(*inputs.args, **inputs.kwargs)
+        return self.__wrapped__(*args, **kwargs)
 
     def _warn(self, why: UnsupportedError) -> None:
         if self.options.fallback == "warn" and str(why) not in self._warned:

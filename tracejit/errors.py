@@ -20,3 +20,7 @@ class InplaceCopyError(TraceError):
 
 class FallbackWarning(UserWarning):
     """A call runs eagerly; the message says why and names the user's line."""
+
+
+class EagerRefuses(Exception):
+    """Internal: a pass found a call that eager refuses. The program runs eagerly, which raises its own error."""

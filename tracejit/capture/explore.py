@@ -20,7 +20,7 @@ from .frames import CodeFacts
 from .known import (HEAP_TYPE, Known, KnownState, class_attributes, context_value, is_library_class, is_library_module,
                     is_iterator, is_reader, member_slots,
                     names_of_reader)
-from .state import MISSING, PLAIN, GetSlot, Namespace, NameSlot, SpaceSlot, contents, instance_dict, is_container
+from .state import MISSING, PLAIN, GetSlot, NameSlot, SpaceSlot, contents, instance_dict, is_container
 
 _LARGEST_FRESH = 1024     # items looked at in a container that the call itself made
 _CONTAINER_CLASSES = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
@@ -201,7 +201,7 @@ class Explorer:
             if (cls is owner and value is not MISSING or not is_library_class(cls)) and not self.state.registered(key):
                 held = value if cls is owner else MISSING
                 before = self.state.journal.slot_before(key, held)
-                slot = NameSlot(Namespace(cls), name)
+                slot = NameSlot(self.state.space_of(cls), name)
                 self.state.register(key, slot, f"{cls.__qualname__}.{name}", held, before)
             if cls is owner:
                 return

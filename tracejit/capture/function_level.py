@@ -37,7 +37,7 @@ _EFFECTS = frozenset({_T.register_hook, _T.register_post_accumulate_grad_hook, _
 _KEPT_WHOLE = frozenset({torch.linalg.svdvals, torch.linalg.cond, torch.linalg.norm, torch.linalg.matrix_norm,
                          torch.linalg.matrix_rank, torch.svd, torch.norm, _T.norm, _T.svd})
 # What asks for memory, or for objects that live outside torch's operations.
-_HOST_READS = frozenset({_T.__repr__, _T.__format__, _T.numpy, _T.__array__, _T.untyped_storage, _T.storage, _T.__dlpack__, _T.share_memory_,
+_HOST_READS = frozenset({_T.__repr__, _T.__format__, _T.tolist, _T.numpy, _T.__array__, _T.untyped_storage, _T.storage, _T.__dlpack__, _T.share_memory_,
                          _T.pin_memory, _T.__reduce_ex__, _GRAD_FN_GET})
 
 
@@ -76,6 +76,8 @@ class FunctionLevel(TorchFunctionMode):
         self.recorder = Recorder(fakes, on_new_input, self.source)
         self.calls: list[BoundSymbol] = []
         self.needs_replay = ""               # why the ATen calls alone do not tell the whole program
+        self.named: set[int] = set()         # ids of the fakes that a name stands for at this level
+        self.unnamed = ""                    # a tensor that no call at this level made, if one was used
         self.host_reads: list[tuple[str, torch.Tensor, Any]] = []     # (what, real tensor, value it had)
         self._inside = 0
         self._line: Optional[SourceLine] = None
@@ -104,11 +106,13 @@ class FunctionLevel(TorchFunctionMode):
         flat, spec = tree_flatten((args, kwargs))
         flat = [self._fake(a) if isinstance(a, _T) else a for a in flat]
         args, kwargs = tree_unflatten(flat, spec)
-        if self._inside:                                       # within a call that is recorded as one
-            return self._hand_out(func(*args, **kwargs))
+        if self._inside:                                       # within a call that is recorded as one: fakes throughout
+            return func(*args, **kwargs)
         recorder, first = self.recorder, len(self.recorder.bound_symbols)
         self._line, recorder.comment = user_line(), function_symbol(func).name.removeprefix("torch.")
         names = [recorder.object_proxy(a) if isinstance(a, _T) else a for a in flat]
+        if not all(id(a) in self.named for a in flat if isinstance(a, _T)):
+            self.unnamed = self.unnamed or f"{recorder.comment} at {self._line}"
         modes = current_modes()
         self._inside += 1
         try:
@@ -129,14 +133,14 @@ class FunctionLevel(TorchFunctionMode):
 
     def _record(self, func: Callable, call: tuple, out: Any, first: int, modes: Any) -> None:
         effect = func in _EFFECTS
-        children = tuple(self.recorder.bound_symbols[first:])
         leaves, out_spec = tree_flatten(out)
-        fresh = any(isinstance(o, _T) and not self.recorder.knows(self._fake(o)) for o in leaves)
-        if not (effect or children or fresh):
+        outputs = [self.recorder.object_proxy(self._fake(o)) if isinstance(o, _T) else o for o in leaves]
+        fresh = any(isinstance(o, _T) and id(self._fake(o)) not in self.named for o in leaves)
+        if not (effect or fresh or len(self.recorder.bound_symbols) > first):
             return
         names, spec = call
         self._refuse_fakes_in_callables(names)
-        outputs = [self.recorder.object_proxy(self._fake(o)) if isinstance(o, _T) else o for o in leaves]
+        self.named.update(id(self._fake(o)) for o in leaves if isinstance(o, _T))
         args, kwargs = tree_unflatten(names, spec)
         if func in _KEPT_WHOLE:
             self._keep_whole(func, args, kwargs, tree_unflatten(outputs, out_spec), first)

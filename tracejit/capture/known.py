@@ -53,7 +53,7 @@ class KnownState:
         self._tensors: dict[int, tuple[Any, Any, str]] = {}        # tensor, slot, path
         self._registered: dict[Hashable, Location | None] = {}
         self._paths: dict[str, int] = {}
-        self._globals: dict[int, Namespace] = {}
+        self._spaces: dict[int, Namespace] = {}
 
     # ------------------------------------------------------------ adopting values
 
@@ -135,11 +135,11 @@ class KnownState:
         self.adopt(value, path, RootSlot(path))
         self._tensors = tensors
 
-    def globals_of(self, names: dict) -> Namespace:
-        """The one Namespace of a module's globals."""
-        space = self._globals.get(id(names))
+    def space_of(self, owner: Any) -> Namespace:
+        """The one Namespace of a class, or of the globals of a module."""
+        space = self._spaces.get(id(owner))
         if space is None:
-            space = self._globals[id(names)] = Namespace(names)
+            space = self._spaces[id(owner)] = Namespace(owner)
         return space
 
     def forget(self, record: Known) -> None:

@@ -4,14 +4,12 @@ A `KeyReader` evaluates many locations at once and is fast while nothing changes
 """
 from __future__ import annotations
 
-import collections
-import weakref
-from typing import Any, Hashable, Iterable
+from typing import Any, Callable, Hashable, Iterable
 
-import torch
+from .state import CellSlot, ItemSlot, NameSlot, RootSlot, identity, safe_key
+from .state_checks import make_check
 
-from .state import (MISSING, PLAIN, CellSlot, ItemSlot, NameSlot, RootSlot, identity, instance_dict, safe_key)
-
+_MOST_CHECKS = 8
 
 class Location:
     """A slot that a captured call read: its path in the user's terms, and the key its value had before the call.
@@ -59,17 +57,18 @@ class KeyReader:
     """The state of a fixed list of locations, as one small token.
 
     `register(keys)` gives a token for one combination of keys; calling the reader gives the token of the present
-    state, or None when that combination is not registered. While nothing has changed since the last call, each
-    location costs one dict look-up and one identity test.
+    state, or None when that combination is not registered. While a state stays the same, a generated check of one
+    dictionary look-up and one identity test per location tells so.
     """
 
     def __init__(self, locations: Iterable[Location]) -> None:
         self.locations = tuple(locations)
         self._tokens: dict[tuple, int] = {}
-        self._plan: tuple[list, list, int] | None = None
+        self._checks: list[tuple[Callable[[Any], bool], int]] = []    # the last one to succeed comes first
+        self._seen: dict[int, int] = {}
 
     def register(self, keys: tuple | None = None) -> int:
-        """The token of `keys`; by default of what the locations held when they were first read."""
+        """The token of `keys`; by default of what the locations held before the captured call."""
         keys = tuple(location.expected for location in self.locations) if keys is None else keys
         return self._tokens.setdefault(keys, len(self._tokens))
 
@@ -77,77 +76,28 @@ class KeyReader:
         return tuple([location.key(roots) for location in self.locations])
 
     def __call__(self, roots: Any = None) -> int | None:
-        plan = self._plan
-        if plan is not None and _unchanged(plan[0], plan[1], roots):
-            return plan[2]
+        checks = self._checks
+        for at, (check, token) in enumerate(checks):
+            if check(roots):
+                if at:
+                    self._checks = [checks[at], *checks[:at], *checks[at + 1:]]
+                return token
+        return self._read(roots)
+
+    def _read(self, roots: Any) -> int | None:
         values = [location.slot.read(roots) for location in self.locations]
         keys = tuple([safe_key(value) for value in values])
+        if any(location.root is not None for location in self.locations) and roots is None:
+            return None
         token = self._tokens.get(keys)
-        self._plan = None if token is None else (*_plan_checks(self.locations, values, keys), token)
+        if token is not None:
+            seen = self._seen[token] = self._seen.get(token, 0) + 1
+            if seen == 2 or seen % 16 == 0:     # worth the time to generate a check; again when values came anew
+                check = make_check(self.locations, values, keys)
+                kept = [(c, t) for c, t in self._checks if t != token]
+                self._checks = [(check, token), *kept[:_MOST_CHECKS - 1]]
         return token
 
     def changed(self, roots: Any = None) -> list[Location]:
         """The locations whose present key is not the one first seen: why a call retraces."""
         return [location for location in self.locations if location.key(roots) != location.expected]
-
-
-def _unchanged(groups: list, others: list, roots: Any) -> bool:
-    for space, hidden, same, weak, tensors, empty in groups:
-        names = space.fetch()
-        if names is None:
-            return False
-        if hidden and not instance_dict(space.owner()).keys().isdisjoint(hidden):
-            return False
-        for name, value in same:
-            if names.get(name, MISSING) is not value:
-                return False
-        for name, ref in weak:
-            value = ref()
-            if value is None or names.get(name) is not value:
-                return False
-        for name in tensors:
-            if not issubclass(type(names.get(name)), torch.Tensor):
-                return False
-        for name, kind in empty:
-            value = names.get(name)
-            if type(value) is not kind or value:
-                return False
-    for location, key in others:
-        if location.key(roots) != key:
-            return False
-    return True
-
-
-_EXACT_CONTAINERS = frozenset({dict, list, tuple, set, frozenset, collections.deque, collections.OrderedDict})
-
-
-def _plan_checks(locations: tuple[Location, ...], values: list, keys: tuple) -> tuple[list, list]:
-    """The checks of `_unchanged` for these values: by namespace, and the rest by key."""
-    groups: dict[int, tuple] = {}
-    others: list[tuple[Location, Hashable]] = []
-    for location, value, key in zip(locations, values, keys):
-        slot = location.slot
-        if type(slot) is not NameSlot or slot.space.label is not None or not _plan_name(groups, slot, value, key):
-            others.append((location, key))
-    return list(groups.values()), others
-
-
-def _plan_name(groups: dict[int, tuple], slot: NameSlot, value: Any, key: Hashable) -> bool:
-    """Adds the check of one name whose value is `value`; False when its key must be computed at each call."""
-    kind = type(value)
-    group = groups.setdefault(id(slot.space), (slot.space, [], [], [], [], []))
-    if slot.space.table is not None:
-        if slot.space.fetch().get(slot.name, MISSING) is not value:
-            return False
-        group[1].append(slot.name)
-    if kind in PLAIN or value is MISSING:
-        group[2].append((slot.name, value))
-    elif issubclass(kind, torch.Tensor):
-        group[4].append(slot.name)
-    elif kind in _EXACT_CONTAINERS and not value:
-        group[5].append((slot.name, kind))
-    elif type(key) is tuple and key[0] == "object" and kind.__weakrefoffset__ > 0:
-        group[3].append((slot.name, weakref.ref(value)))
-    else:
-        return False
-    return True

@@ -232,7 +232,7 @@ class StateReads:
     def _read_globals(self, code: CodeFacts, space: dict) -> list:
         roots = []
         for name in code.stored_globals:
-            slot = NameSlot(self.state.globals_of(space), name)
+            slot = NameSlot(self.state.space_of(space), name)
             self.state.journal.add_slot((id(space), name), slot, f"global {name}")
         for name in code.globals:
             value = space.get(name, MISSING)
@@ -241,7 +241,7 @@ class StateReads:
                 key = (id(space), name)
                 if not self.state.registered(key):
                     before = self.state.journal.slot_before(key, value)
-                    slot = NameSlot(self.state.globals_of(space), name)
+                    slot = NameSlot(self.state.space_of(space), name)
                     self.state.register(key, slot, f"global {name}", value, before)
                 if leads:
                     roots.append(value)
@@ -291,7 +291,7 @@ class StateReads:
         environment, name = values.get("self"), values.get("key")
         if environment is os.environ and type(name) is str:
             names, encoded = environment._data, environment.encodekey(name)
-            slot = NameSlot(self.state.globals_of(names), encoded)
+            slot = NameSlot(self.state.space_of(names), encoded)
             value = names.get(encoded, MISSING)
             self.state.register((id(names), encoded), slot, f"environment {name}", value, value)
 

@@ -175,6 +175,10 @@ def _root(roots: Any, label: Hashable) -> Any:
         return None
 
 
+def _itself(names: dict, _name: str) -> dict:
+    return names
+
+
 class Namespace:
     """The dict of names of an object, class, module, tensor or frame: `fetch` gives it, None when its owner is gone.
 
@@ -194,6 +198,12 @@ class Namespace:
 
     def owner(self, roots: Any = None) -> Any:
         return self._ref() if roots is None or self.label is None else _root(roots, self.label)
+
+    def access(self) -> tuple[Callable, Callable]:
+        """(gives the owner, gives the `__dict__` of it): `fetch` in two steps, for checks at every call."""
+        if self.owner_kind is dict:
+            return self._ref, _itself
+        return self._ref, type.__getattribute__ if issubclass(self.owner_kind, type) else object.__getattribute__
 
     def fetch(self, roots: Any = None) -> Any:
         owner = self.owner(roots)

@@ -110,6 +110,7 @@ class _Capture:
             fake = self.fakes.make(real) if fake is None else fake
             self.tensors.append(real)
             self.sources.append(source)
+            self.level.named.add(id(fake))
             self.start[id(fake)] = (fake.requires_grad, _history(fake))
             self.proxies.append(self.level.recorder.new_proxy(fake, self.unique(name)))
         return fake
@@ -144,6 +145,8 @@ class _Capture:
             start = len(outputs)
             effects.append(StateEffect(write, self.take(write.value, outputs), start, len(outputs)))
         because = self.replay_reason()
+        if because and self.level.unnamed:
+            raise UnsupportedError(f"autograd needs every call, and one works on a tensor of unknown origin: {self.level.unnamed}")
         recorder = self.level.recorder
         now = tuple(recorder.proxy(o) if isinstance(o, torch.Tensor) else o for o in outputs)
         objects = tuple(recorder.object_proxy(o) if isinstance(o, torch.Tensor) else o for o in outputs)

@@ -172,4 +172,4 @@ def trace_text(trace: Trace) -> str:
     """The whole trace as runnable Python with a heading that says which stage it is."""
     inputs = "".join(f"# {p.name}: {p.describe()}\n" for p in trace.inputs)
     made = f" from {trace.previous}" if trace.previous else ""
-    return f"# {trace.stage}{made}, {trace.seconds * 1e3:.1f} ms\n{inputs}{trace_source(trace)[0]}"
+    return f"# {trace.stage}{made}\n{inputs}{trace_source(trace)[0]}"

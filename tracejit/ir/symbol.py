@@ -95,7 +95,7 @@ class Symbol:
             return True
         if not any(not d.is_floating_point and not d.is_complex for d in dtypes):
             return False
-        return stem.rstrip("_") in _RAISES_ON_ZERO if self.pointwise else stem.lstrip("_").startswith(_RAISES_ON_INDEX)
+        return stem.rstrip("_") in _RAISES_ON_ZERO or stem.lstrip("_").startswith(_RAISES_ON_INDEX)
 
     def functional(self) -> Optional["Symbol"]:
         """The out-of-place op with the same arguments (`add_.Tensor` -> `add.Tensor`), or None."""
@@ -136,7 +136,9 @@ def _functional_variant(overload):
     name = packet.__name__
     written = [a for a in overload._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     inputs = [a for a in overload._schema.arguments if not (a.kwarg_only and a in written)]
-    if name.endswith("_") and not name.endswith("__"):
+    if name.startswith("__i"):
+        packet = getattr(aten, "__" + name[3:], None)
+    elif name.endswith("_"):
         packet = getattr(aten, name[:-1], None)
     elif not all(a.kwarg_only for a in written):
         return None

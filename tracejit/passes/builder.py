@@ -13,9 +13,10 @@ from ..ir.trace import NOWHERE, BoundSymbol, Modes, SourceLine
 
 
 class Builder:
-    """`first_storage` is the first free storage id."""
+    """`first_storage` is the first free storage id; `modes` are those of the whole program."""
 
-    def __init__(self, first_storage: int) -> None:
+    def __init__(self, first_storage: int, modes: Modes) -> None:
+        self.modes = modes                                     # of calls without an origin
         self.bound_symbols: list[BoundSymbol] = []
         self.extent: dict[int, int] = {}                       # bytes of each storage, as far as its first name reaches
         self.origin: Optional[BoundSymbol] = None              # whose line and modes new calls carry
@@ -40,7 +41,7 @@ class Builder:
             if isinstance(p, TensorProxy):
                 self.extent.setdefault(p.storage, p.bytes.end)
         o = self.origin
-        source, modes, said = (o.source, o.modes, o.comment) if o is not None else (NOWHERE, Modes(), "")
+        source, modes, said = (o.source, o.modes, o.comment) if o is not None else (NOWHERE, self.modes, "")
         self.bound_symbols.append(BoundSymbol(sym, args, kwargs, output, source, modes=modes, comment=comment or said))
         return output
 

@@ -17,7 +17,7 @@ from typing import Any, Optional
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from ..errors import UnsupportedError
+from ..errors import EagerRefuses, UnsupportedError
 from ..ir import prims
 from ..ir.memory import covers, overlaps
 from ..ir.proxy import TensorProxy, is_racy
@@ -44,7 +44,7 @@ class Store:
 
 
 def functionalize(trace: Trace) -> Trace:
-    """The pass. Errors: UnsupportedError for a write that eager would refuse."""
+    """The pass. Raises EagerRefuses for a write that eager refuses, UnsupportedError for memory of unknown origin."""
     return _Functionalizer(trace).run()
 
 
@@ -52,7 +52,7 @@ class _Functionalizer:
     def __init__(self, trace: Trace) -> None:
         self.trace, self.aliases = trace, Aliases(trace)
         self.builder = Builder(1 + max([p.storage for b in trace.bound_symbols for p in b.tensor_outputs]
-                                       + [p.storage for p in trace.inputs], default=0))
+                                       + [p.storage for p in trace.inputs], default=0), trace.notes["modes"])
         self.stores = {p.storage: Store(self.aliases.roots[p.storage], visible=True) for p in trace.inputs}
         self.memory = set(self.stores)                         # storages that are written
         self.views = views.ViewReplay(self.aliases, self.builder)
@@ -111,10 +111,10 @@ class _Functionalizer:
     def cast(self, value: TensorProxy, p: TensorProxy) -> TensorProxy:
         if value.dtype != p.dtype:
             if not torch.can_cast(value.dtype, p.dtype):
-                raise UnsupportedError(f"eager cannot store {value.dtype} in {p.dtype}", where=self.where())
+                raise EagerRefuses(f"{value.dtype} cannot be stored in {p.dtype} ({self.where()})")
             value = self.builder.call(CAST, value, dtype=p.dtype)
         if value.shape != p.shape:
-            raise UnsupportedError(f"a write of shape {value.shape} into {p.shape}", where=self.where())
+            raise EagerRefuses(f"a write of shape {value.shape} into {p.shape} ({self.where()})")
         return value
 
     def flush(self, s: Store) -> None:
@@ -212,8 +212,7 @@ class _Functionalizer:
         values, _ = self.arguments(b)
         args, kwargs = tree_unflatten(values, spec)
         outputs = [o if isinstance(o, TensorProxy) and o.storage not in self.stores else None for o in b.flat_outputs]
-        out = tree_unflatten([o if o is not None else values[0] for o in outputs], tree_flatten(b.output)[1])
-        self.builder.bind(b.sym, args, kwargs, out)
+        self.builder.bind(b.sym, args, kwargs, tree_unflatten(outputs, tree_flatten(b.output)[1]))
         self.define(outputs)
 
     def metadata_move(self, b: BoundSymbol) -> None:
