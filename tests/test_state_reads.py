@@ -445,3 +445,335 @@ def test_change_of_state_that_was_read_is_seen(world, name, change):
     change(world)
     assert reader() != token
     assert reader.changed()
+
+
+# ---------------------------------------------------------------- what is not a change
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in CHANGES}))
+def test_a_second_call_reads_the_same(world, name):
+    fn = getattr(world.module, name)
+    if name == "f_net":
+        fn(X)
+    reads, _ = watch(fn, X)
+    assert reads.writes() == []
+    again, _ = watch(fn, X)
+    assert [(l.path, l.expected, l.ident) for l in again.locations] == [
+        (l.path, l.expected, l.ident) for l in reads.locations]
+
+
+def test_what_is_not_read_is_not_guarded(world):
+    reads, _ = watch(world.module.f_call, X)
+    reader = KeyReader(reads.locations)
+    token = reader.register()
+    world.module.cfg.unrelated = 5
+    world.module.LST.append(9)
+    world.module.cfg.sub.n = 100
+    assert reader() == token
+    assert {l.path for l in reads.locations} == {"global get", "global cfg", "global cfg.n"}
+
+
+def test_equal_contents_in_a_new_container_are_no_change(world):
+    reads, _ = watch(world.module.f_loop, X)
+    reader = KeyReader(reads.locations)
+    token = reader.register()
+    world.module.LST = list(world.module.LST)
+    assert reader() == token
+
+
+def test_state_written_before_it_is_read_is_not_guarded():
+    m = Bag(n=1, k=2)
+
+    def write_first(x):
+        m.n = 5
+        return use(x)
+
+    def use(x):
+        return x * m.n * m.k
+    reads, _ = watch(write_first, X)
+    paths = {l.path for l in reads.locations}
+    assert "closure m.k" in paths and "closure m.n" not in paths
+
+
+def test_an_object_replaced_by_an_equal_one_at_its_address_is_a_change():
+    holder = Bag(inner=Bag(n=1))
+
+    def fn(x):
+        return x * holder.inner.n
+    reads, _ = watch(fn, X)
+    reader = KeyReader(reads.locations)
+    token = reader.register()
+    del reads
+    for _ in range(50):
+        holder.inner = None
+        holder.inner = Bag(n=2)
+        assert reader() != token
+
+
+def test_nothing_of_the_user_is_kept_alive():
+    m = Net()
+    m.parent = Bag(net=m)     # a cycle
+
+    def fn(x, m=m):
+        return m(x)
+    reads, _ = watch(fn, X)
+    writes = reads.writes()
+    reader = KeyReader(reads.locations)
+    reader.register()
+    assert [reader() for _ in range(4)] == [0] * 4 or reads.rollback() is None
+    seen = weakref.ref(m)
+    del reads, m, fn, writes
+    import gc
+    gc.collect()
+    assert seen() is None
+    assert reader() is None
+
+
+def test_several_states_have_a_token_each(world):
+    reads, _ = watch(world.module.f_call, X)
+    reader = KeyReader(reads.locations)
+    first = reader.register()
+    world.module.cfg.n = 7
+    assert reader() is None
+    second = reader.register(reader.keys())
+    for _ in range(3):
+        for n, token in ((2, first), (7, second), (8, None)):
+            world.module.cfg.n = n
+            assert reader() == token and reader() == token
+
+
+# ---------------------------------------------------------------- tensors
+
+def test_tensors_are_located(world):
+    w = world.module
+    w.TENSORS = [torch.ones(2), {"a": torch.ones(2)}]
+    w.net.extra = [torch.ones(2)]
+    reads, _ = watch(w.f_net, X)
+    for tensor, path in ((w.net.scale, "global net.scale"), (w.net.lin.weight, "global net.lin.weight"),
+                         (w.net.extra[0], "global net.extra[0]")):
+        location = reads.locate(tensor)
+        assert location.path == path and location.read() is tensor
+    assert reads.locate(torch.ones(2)) is None
+    reads, _ = watch(w.f_list_of_tensors, X)
+    location = reads.locate(w.TENSORS[0])
+    assert location.path == "global TENSORS[0]" and location.read() is w.TENSORS[0]
+    w.TENSORS[0] = new = torch.zeros(2)
+    assert location.read() is new and location.key() == location.expected
+    w.TENSORS.clear()
+    assert location.key() != location.expected
+
+
+def test_tensors_of_closures_defaults_partials_and_slots():
+    a, b, c, d, e = (torch.full((2,), float(i)) for i in range(5))
+    s = Slotted()
+    s.v = d
+
+    def fn(p, x, default=b, *, named=c):
+        return x + a + default + named + s.v + p
+    call = functools.partial(fn, e)
+    reads, _ = watch(call, X)
+    for tensor in (a, b, c, d, e):
+        assert reads.locate(tensor).read() is tensor
+    assert reads.locate(a).path == "closure a"
+
+
+def test_a_tensor_is_found_again_by_its_location_when_it_is_replaced():
+    m = Net()
+    reads, _ = watch(m, X)
+    location = reads.locate(m.scale)
+    m.scale = torch.nn.Parameter(torch.zeros(2))
+    assert location.read() is m.scale and location.path == "self.scale"
+    m.register_parameter("scale", None)
+    assert location.key() != location.expected
+
+
+# ---------------------------------------------------------------- impure calls
+
+def impure(name):
+    rng, path = random.Random(0), __file__
+    numbers = iter([1, 2, 3])
+    logger = __import__("logging").getLogger("tracejit.test")
+
+    def f_print(x): print("x")
+    def f_time(x): return x * time.time()
+    def f_perf_counter(x): return x * time.perf_counter()
+    def f_random(x): return x * random.random()
+    def f_randint(x): return x * random.randint(1, 3)
+    def f_shuffle(x): random.shuffle([1, 2])
+    def f_rng(x): return x * rng.uniform(0, 1)
+    def f_open(x): open(path).close()
+    def f_listdir(x): return x * len(os.listdir("."))
+    def f_next(x): return x * next(numbers)
+    def f_loop(x): return [x * n for n in numbers]
+    def f_exec(x): exec("1")
+    def f_eval(x): return x * eval("1")
+    def f_stdout(x): sys.stdout.write("")
+    def f_log(x): logger.error("x")
+    def f_now(x): return x * __import__("datetime").datetime.now().year
+    def f_globals(x): return x * len(globals())
+    return locals()[name]
+
+
+@pytest.mark.parametrize("name", [c.co_name for c in impure.__code__.co_consts if isinstance(c, types.CodeType)])
+def test_impure_calls_are_refused_before_they_happen(name, capsys):
+    fn = impure(name)
+    state = random.getstate()
+    reads = StateReads(fn)
+    with pytest.raises(UnsupportedError) as error, reads:
+        fn(X)
+    assert capsys.readouterr().out == "" and random.getstate() == state
+    line = fn.__code__.co_firstlineno
+    assert error.value.where == f"{__file__}:{line}"
+    assert sys.getprofile() is None
+
+
+def test_numpy_random_is_refused():
+    numpy = pytest.importorskip("numpy")
+    generator = numpy.random.default_rng(0)
+    for fn in (lambda x: x * float(numpy.random.rand()), lambda x: x * generator.random()):
+        with pytest.raises(UnsupportedError), StateReads(fn):
+            fn(X)
+
+
+def test_a_caught_refusal_is_raised_at_the_end():
+    def fn(x):
+        try:
+            print("x")
+        except Exception:
+            pass
+        return x
+    with pytest.raises(UnsupportedError, match="print"), StateReads(fn):
+        fn(X)
+
+
+def test_warnings_are_allowed():
+    def fn(x):
+        __import__("warnings").warn("careful")
+        return x
+    with pytest.warns(UserWarning, match="careful"):
+        watch(fn, X)
+
+
+def test_lru_cache_of_a_tensor_is_refused():
+    @functools.lru_cache(None)
+    def table(n):
+        return torch.arange(n)
+
+    def fn(x):
+        return x + table(2)
+    with pytest.raises(UnsupportedError, match="lru_cache"), StateReads(fn):
+        fn(X)
+    assert table.cache_info().currsize == 0
+
+
+def test_the_previous_hook_comes_back():
+    def hook(*args):
+        return None
+    sys.setprofile(hook)
+    try:
+        watch(lambda x: x, X)
+        assert sys.getprofile() is hook
+    finally:
+        sys.setprofile(None)
+
+
+# ---------------------------------------------------------------- looking runs nothing of the user's
+
+def test_no_user_code_and_no_tensor_operation_runs():
+    class Loud:
+        def __eq__(self, other):
+            raise AssertionError("== was called")
+        __hash__ = None
+
+        def __bool__(self):
+            raise AssertionError("bool was called")
+
+        def __len__(self):
+            raise AssertionError("len was called")
+
+        @property
+        def n(self):
+            raise AssertionError("a property was read")
+
+    class NoOps(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            raise AssertionError(f"{function} was called")
+    loud = Loud()
+    bag = Bag(loud=loud, t=torch.ones(2), items=[loud, torch.ones(2)], keys={torch.ones(2): loud})
+
+    def fn(x):
+        return bag.loud, bag.t, bag.items, bag.keys, getattr(bag, "n", 1), vars(bag)
+    reads = StateReads(fn)
+    with NoOps(), reads:
+        fn(X)
+    reader = KeyReader(reads.locations)
+    token = reader.register()
+    with NoOps():
+        assert reads.writes() == []
+        assert [reader() for _ in range(4)] == [token] * 4
+        bag.items.append(loud)
+        assert reader() is None
+        reads.rollback()
+
+
+# ---------------------------------------------------------------- recall on a real model
+
+def plain_reads(model, config, call):
+    """Ground truth: every plain instance attribute that is read, by patching attribute access itself."""
+    truth = set()
+    patched = []
+    for cls in (torch.nn.Module, next(c for c in type(config).__mro__ if c.__name__ == "PreTrainedConfig")):
+        base = cls.__dict__.get("__getattribute__")
+        read = base or object.__getattribute__
+
+        def getattribute(self, name, read=read):
+            value = read(self, name)
+            if name in object.__getattribute__(self, "__dict__") and type(value) in (int, float, bool, str, type(None)):
+                truth.add((id(self), name))
+            return value
+        cls.__getattribute__ = getattribute
+        patched.append((cls, base))
+    try:
+        call()
+    finally:
+        for cls, base in patched:
+            if base is None:
+                del cls.__getattribute__
+            else:
+                cls.__getattribute__ = base
+    known = {id(m) for m in model.modules()} | {id(config)}
+    return {(owner, name) for owner, name in truth if owner in known}
+
+
+def test_every_attribute_that_gpt2_reads_is_guarded():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=50, n_positions=16, bos_token_id=1,
+                                     eos_token_id=1)
+    model = transformers.GPT2Model(config).eval()
+    ids = torch.zeros((1, 4), dtype=torch.long)
+
+    def call():
+        with torch.no_grad():
+            return model(ids, use_cache=False)
+    call()
+    reads = StateReads(model)
+    with reads:
+        call()
+    assert reads.writes() == []
+    truth = plain_reads(model, config, call)
+    names = {id(m): name for name, m in model.named_modules()} | {id(config): "config"}
+    guarded = {(id(l.slot.space.owner()), l.slot.name) for l in reads.locations if hasattr(l.slot, "space")
+               and hasattr(l.slot, "name")}
+    assert len(truth) > 40
+    assert {(names[o], n) for o, n in truth - guarded} == set()
+    for p in model.parameters():
+        assert reads.locate(p).read() is p
+    reader = KeyReader(reads.locations)
+    token = reader.register()
+    assert [reader() for _ in range(4)] == [token] * 4
+    for owner, name, value in ((model.h[0].attn, "training", True), (config, "output_hidden_states", True),
+                               (model.h[0].attn, "scaling", 9.0)):
+        kept = getattr(owner, name)
+        setattr(owner, name, value)
+        assert reader() is None
+        setattr(owner, name, kept)
+        assert reader() == token

@@ -41,7 +41,7 @@ def execution_stages(options: Options) -> list[Stage]:
 def lower(capture: Capture, options: Options) -> list[Trace]:
     """All traces of one compile; the last one runs.
 
-    A program that autograd must see runs as it was recorded, call by call.
+    A program of which the ATen calls do not tell all (autograd, above all) runs as it was recorded, call by call.
     """
     if capture.replay_because:
         return [checked(capture.calls)]

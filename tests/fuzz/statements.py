@@ -30,7 +30,7 @@ VIEWS = """
 {o} = {x}[:1].expand({E}) | {o} = {x}.view(-1) | {o} = {x}.reshape(-1) | {o} = {x}.view({h})
 {o} = {x}.reshape({h}) | {o} = {x}.flatten() | {o} = {x}.unfold({d}, 2, 1) | {o} = {x}.diagonal()
 {o} = {x}.narrow({d}, 0, 2) | {o} = {x}.select({d}, -1) | {o}, {t} = {x}.split([1, 3], {d})
-{o}, {t} = {x}.chunk(2, {d}) | {o} = {x}.unbind({d})[0] | {o} = {x}.as_strided({S}) | {o} = {x}.view({a})
+{o}, {t} = {x}.chunk(2, {d}) | {o} = {x}[-3:].unbind()[0] | {o} = {x}.as_strided({S}) | {o} = {x}.view({a})
 {o} = {x}.view({a}) | {o} = {x}.detach() | {o} = {x}.data | {o} = {x}.movedim({d}, {e})
 {o} = {x}.contiguous() | {o} = {x}.mT | {o} = {x}.view_as({x}) | {o} = {x}.expand(2, {E2}) | {o} = {k}.real
 {o} = {k}.imag | {o} = {k}.conj() | {o} = torch.view_as_real({k}) | {o} = {x}.swapaxes({d}, {e})

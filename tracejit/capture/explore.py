@@ -1,8 +1,8 @@
 """Following names: which persistent values can code read that uses these names and starts from these objects?
 
-Every attribute chain that code can spell is made of names in its `co_names`. So from the objects that a frame starts
-with, all of its names are followed through all objects that are met, until nothing new is found. This knows more
-chains than the code has, never fewer, and needs no understanding of the byte code.
+Every attribute chain that code can spell is made of names in its `co_names`. So from the objects that a frame
+starts with, all of its names are followed through all objects that are met, until nothing new is found. This
+knows more chains than the code has, never fewer, and needs no understanding of the byte code.
 """
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ from typing import Any, Hashable, Iterable
 import torch
 
 from .frames import CodeFacts
-from .known import (HEAP_TYPE, Known, KnownState, class_attributes, context_value, is_library_class, is_library_module,
-                    is_iterator, is_reader, member_slots,
+from .known import (HEAP_TYPE, Known, KnownState, class_attributes, context_value, is_library_class,
+                    is_library_module, is_iterator, is_reader, member_slots,
                     names_of_reader)
 from .state import MISSING, PLAIN, GetSlot, NameSlot, SpaceSlot, contents, instance_dict, is_container
 
 _LARGEST_FRESH = 1024     # items looked at in a container that the call itself made
 _CONTAINER_CLASSES = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
+_DEAD_ENDS = (types.BuiltinFunctionType, logging.Logger)
+_REPLACEABLE = (types.FunctionType, types.BuiltinFunctionType, type)
 Names = tuple[str, ...]
-Step = tuple[Any, str, Any]     # (namespace or None, name, value): a value that leads on, and where to look again
+# (namespace or None, name, value): a value that leads on, and where to look for it again.
+Step = tuple[Any, str, Any]
 
 
 class Explorer:
@@ -38,7 +41,7 @@ class Explorer:
 
     def __call__(self, code: CodeFacts, roots: Iterable[Any], names: Names, absent: Names = (),
                  everything: bool = False) -> None:
-        """`absent`: names of which the code may notice that they are missing. `everything`: all names may be read."""
+        """`absent`: names that the code may notice to be missing. `everything`: all names may be read."""
         stack, done, more = list(roots), {}, []
         while stack:
             obj = stack.pop()
@@ -61,6 +64,23 @@ class Explorer:
         key = (id(code.code), id(obj), names)
         if record is not None and key not in self._seen:
             self._seen[key] = (0, self._scan(code, record, names, names))
+
+    def read_library(self, code: CodeFacts, module: types.ModuleType) -> None:
+        """The functions and classes that code takes from a library's module: somebody may replace them."""
+        key = (id(code.code), id(module))
+        if key in self._seen:
+            return
+        self._seen[key] = (0, [])
+        names = instance_dict(module)
+        for name in code.names:
+            value = names.get(name, MISSING)
+            if issubclass(type(value), _REPLACEABLE):
+                key = (id(names), name)
+                if not self.state.registered(key):
+                    slot = NameSlot(self.state.space_of(module), name)
+                    self.state.register(key, slot, f"{names.get('__name__')}.{name}", value, value)
+            elif issubclass(type(value), types.ModuleType) and value is not module:
+                self.read_library(code, value)
 
     def forget(self) -> None:
         """Lets go of the values that were followed."""
@@ -162,8 +182,9 @@ class Explorer:
         if code.types and kind.__flags__ & HEAP_TYPE:
             self.state.adopt(kind, kind.__qualname__, None)
             steps.append((None, "__class__", kind))
-        if absent and (not is_library_class(kind) or issubclass(kind, torch.Tensor)) \
-                and not issubclass(kind, torch.nn.Module):     # Module.__getattr__ tells what it does not find
+        # Module.__getattr__ tells what it does not find; only a getattr asks a tensor for what is not there.
+        guarded = absent is not code.absent if issubclass(kind, torch.Tensor) else not is_library_class(kind)
+        if absent and guarded and not issubclass(kind, torch.nn.Module):
             missing = [name for name in absent if name not in given and name not in members]
             self._register_absent(record, missing)
             for name in missing:
@@ -198,7 +219,8 @@ class Explorer:
         """Class attribute `name`, found in `owner` on the way through the classes of `kind`."""
         for cls in kind.__mro__:
             key = (id(cls), "class", name)
-            if (cls is owner and value is not MISSING or not is_library_class(cls)) and not self.state.registered(key):
+            wanted = cls is owner and value is not MISSING or not is_library_class(cls)
+            if wanted and not self.state.registered(key):
                 held = value if cls is owner else MISSING
                 before = self.state.journal.slot_before(key, held)
                 slot = NameSlot(self.state.space_of(cls), name)
@@ -216,7 +238,7 @@ class Explorer:
     # ------------------------------------------------------------ all attributes
 
     def read_all(self, obj: Any) -> list:
-        """Something may read any attribute of an object, also one that is not there; what they hold is returned."""
+        """Something may read any attribute, also one that is not there; returns what the attributes hold."""
         record = self.state.objects.get(id(obj))
         names = record.names if record is not None else None
         if type(names) is not dict or issubclass(type(obj), (types.ModuleType, types.FunctionType)):
@@ -225,7 +247,8 @@ class Explorer:
             if not is_iterator(value):      # that it is there is no sign that it is read
                 self.state.register_name(record, record.space, names, name, value)
         copy = self.state.journal.copy_of(names)
-        self.state.register((id(names), "all"), SpaceSlot(record.space), f"{record.path}.__dict__", copy, copy, record)
+        whole = SpaceSlot(record.space)
+        self.state.register((id(names), "all"), whole, f"{record.path}.__dict__", copy, copy, record)
         for name, slot in member_slots(obj).items():
             self.state.register_slot(slot, f"{record.path}.{name}")
         return [value for value in names.values() if leads_on(value)]
@@ -234,7 +257,7 @@ class Explorer:
 def leads_on(value: Any) -> bool:
     """May code read anything from this value?"""
     kind = type(value)
-    if kind in PLAIN or value is MISSING or kind is types.BuiltinFunctionType or issubclass(kind, logging.Logger):
+    if kind in PLAIN or value is MISSING or issubclass(kind, _DEAD_ENDS):
         return False
     if issubclass(kind, torch.Tensor):
         return bool(instance_dict(value))
@@ -255,4 +278,6 @@ def _parts(obj: Any, names: Names) -> list:
     if not kind.__flags__ & HEAP_TYPE and hasattr(kind, "__next__"):
         return gc.get_referents(obj)     # an iterator over a container
     found = instance_dict(obj)
-    return [found[name] for name in names if name in found and leads_on(found[name])] if type(found) is dict else []
+    if type(found) is not dict:
+        return []
+    return [found[name] for name in names if name in found and leads_on(found[name])]

@@ -1,9 +1,9 @@
 """What a code object can read and write, and whose code it is: facts that depend on nothing but the code.
 
-`facts(code)` is computed once per code object. WATCH is code whose reads are guarded (the user's, site-packages,
-and the stateful parts of torch: modules, optimizers, distributions); GLUE is library code that may read the
-attributes of an object that watched code hands to it (copy, dataclasses, checkpoint); SKIP is everything that
-cannot matter: torch below its public functions, the import system, and tracejit itself.
+`facts(code)` is computed once per code object. WATCH is code whose reads are guarded (the user's,
+site-packages, and the stateful parts of torch: modules, optimizers, distributions); GLUE is library code that
+may read the attributes of an object that watched code hands to it (copy, dataclasses, checkpoint); SKIP is
+everything that cannot matter: torch below its public functions, the import system, and tracejit itself.
 """
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SKIP, GLUE, WATCH = 0, 1, 2
 _DICT_NAMES = frozenset({"__dict__", "__getstate__", "__reduce__", "__reduce_ex__", "__slots__"})
 _READER_NAMES = frozenset({"attrgetter", "methodcaller"})
 # A frame that may catch a failed look-up depends on what is absent, too.
-_ABSENCE_NAMES = frozenset({"AttributeError", "Exception", "BaseException", "KeyError", "LookupError", "NameError",
-                            "suppress"})
+_ABSENCE_NAMES = frozenset({
+    "AttributeError", "Exception", "BaseException", "KeyError", "LookupError", "NameError", "suppress"})
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _SELF = str(Path(__file__).resolve().parents[1]) + os.sep
@@ -36,11 +36,13 @@ _TORCH_WATCHED = tuple(_TORCH + part for part in (
 _TORCH_GLUE = tuple(_TORCH + part for part in ("utils/checkpoint.py", "utils/data/", "ao/", "func/", "nn/"))
 _STDLIB = tuple({sysconfig.get_paths()["stdlib"] + os.sep, sysconfig.get_paths()["platstdlib"] + os.sep})
 # Parts of the standard library that read files or clocks for their own ends, never for the program's values.
-_STDLIB_SKIPPED = ("importlib", "warnings", "linecache", "tokenize", "traceback", "codecs", "abc", "typing", "re",
-                   "encodings", "ast", "dis", "opcode", "types", "_weakrefset", "weakref")
+_STDLIB_SKIPPED = ("importlib", "warnings", "linecache", "tokenize", "traceback", "codecs", "abc", "typing",
+                   "re", "encodings", "ast", "dis", "opcode", "types", "_weakrefset", "weakref")
 _QUIET_FILES = ("contextlib.py", "functools.py", "enum.py", "threading.py", "operator.py", "numbers.py",
                 "_tensor.py")
 _DEEP_FILES = ("copy.py", "dataclasses.py", "copyreg.py", "pprint.py")
+# Modules whose generated code (dataclasses, exec) is no more the user's than they are.
+_GENERATED_SKIPPED = ("torch", __name__.split(".")[0])
 _QUIET_SITE = ("numpy", "scipy", "sympy", "mpmath", "_pytest", "pluggy", "networkx")
 
 
@@ -61,7 +63,7 @@ class CodeFacts:
     looks_up: bool = False                 # a `__getattr__`-like method: the name is its second argument
     supers: bool = False
     types: bool = False                    # may reach the class of an object
-    makes: str = ""                        # "self": initialises its first argument; "result": returns a new object
+    makes: str = ""                        # "self": it initialises that; "result": it returns a new object
     first_argument: str | None = None
     quiet: bool = False                    # library code that reads nothing of the objects it is given
     deep: bool = False                     # library code that descends into the objects it is given
@@ -71,11 +73,12 @@ _MAKERS = ("__new__", "copy", "deepcopy", "_reconstruct", "replace", "__copy__",
 known_facts: dict[int, CodeFacts] = {}
 
 
-def facts(code: types.CodeType) -> CodeFacts:
-    """The facts of `code`, remembered by its identity: hashing a code object hashes its byte code."""
+def facts(frame: types.FrameType) -> CodeFacts:
+    """The facts of the frame's code, remembered by identity: hashing a code object hashes its byte code."""
+    code = frame.f_code
     found = known_facts.get(id(code))
     if found is None:
-        found = known_facts[id(code)] = _find_facts(code)
+        found = known_facts[id(code)] = _find_facts(code, str(frame.f_globals.get("__name__")))
     return found
 
 
@@ -90,7 +93,7 @@ def where(frame: types.FrameType | None) -> str:
     """`file:line` of the nearest frame of the user's; of the nearest watched one when there is no other."""
     nearest = ""
     while frame is not None:
-        known = facts(frame.f_code)
+        known = facts(frame)
         if known.kind == WATCH:
             nearest = nearest or f"{frame.f_code.co_filename}:{frame.f_lineno}"
             if not known.library and f"{os.sep}site-packages{os.sep}" not in frame.f_code.co_filename:
@@ -103,11 +106,13 @@ def _code_kind(filename: str) -> int:
     if filename in ("<frozen os>", "<frozen _collections_abc>"):
         return GLUE
     if filename.startswith("<"):
-        return SKIP if filename.startswith(("<frozen", "<__array")) else WATCH
+        return SKIP if filename.startswith(("<frozen", "<__array", "<state check>")) else WATCH
     if filename.startswith(_SELF):
         return SKIP
     if filename.startswith(_TORCH):
-        return WATCH if filename.startswith(_TORCH_WATCHED) else GLUE if filename.startswith(_TORCH_GLUE) else SKIP
+        if filename.startswith(_TORCH_WATCHED):
+            return WATCH
+        return GLUE if filename.startswith(_TORCH_GLUE) else SKIP
     for mark in ("site-packages", "dist-packages"):
         _, found, rest = filename.partition(f"{os.sep}{mark}{os.sep}")
         if found:
@@ -118,15 +123,18 @@ def _code_kind(filename: str) -> int:
     return WATCH
 
 
-def _find_facts(code: types.CodeType) -> CodeFacts:
+def _find_facts(code: types.CodeType, module: str) -> CodeFacts:
     kind = _code_kind(code.co_filename)
+    if code.co_filename.startswith("<") and module.split(".")[0] in _GENERATED_SKIPPED:
+        kind = SKIP
     library = code.co_filename.startswith(_TORCH)
     first = code.co_varnames[0] if code.co_argcount else None
-    quiet = kind == GLUE and os.path.basename(code.co_filename) in _QUIET_FILES or "logging" in code.co_filename
+    file = os.path.basename(code.co_filename)
+    quiet = kind == GLUE and file in _QUIET_FILES or "logging" in code.co_filename
     makes = "self" if code.co_name == "__init__" else "result" if code.co_name in _MAKERS else ""
     if kind != WATCH:
         return CodeFacts(code, kind, library, first_argument=first, quiet=quiet, makes=makes,
-                         deep=os.path.basename(code.co_filename) in _DEEP_FILES)
+                         deep=file in _DEEP_FILES)
     steps = [step for step in dis.get_instructions(code) if step.opname not in FILLER]
     loaded, global_names, stored, stored_globals, imports = _names_of(code, steps)
     looks_up = code.co_name in ("__getattr__", "__getattribute__") and code.co_argcount == 2
@@ -179,8 +187,11 @@ def _absent_names(code: types.CodeType, steps: list[dis.Instruction], loaded: di
         return tuple(loaded)
     handlers = {step.offset for step in steps if step.opname == "PUSH_EXC_INFO"}
     ranges = [(entry.start, entry.end) for entry in entries if entry.target in handlers]
-    return tuple(dict.fromkeys(step.argval for step in steps if step.argval in loaded and step.opcode in dis.hasname
+    return tuple(dict.fromkeys(step.argval for step in steps if step.opname in _ATTRIBUTE_LOADS
                                and any(start <= step.offset < end for start, end in ranges)))
+
+
+_ATTRIBUTE_LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "DELETE_ATTR")
 
 
 def _whole_objects(steps: list[dis.Instruction]) -> tuple[Argument, ...]:
@@ -208,5 +219,5 @@ def imported_modules(known: CodeFacts, package: str | None) -> list[types.Module
 
 
 def functions_of(code: types.CodeType) -> list[types.FunctionType]:
-    """The functions that run this code; a search of the whole heap, for functions that nothing known leads to."""
+    """The functions that run this code, by a search of the heap: for those that nothing known leads to."""
     return [f for f in gc.get_referrers(code) if type(f) is types.FunctionType and f.__code__ is code]

@@ -6,11 +6,13 @@ that the dispatcher does not see (hooks, `.grad`, `backward`) is recorded here; 
 """
 from __future__ import annotations
 
+import dis
 import functools
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from types import CodeType
 from typing import Any, Callable, Iterator, Optional
 
 import torch
@@ -18,10 +20,11 @@ from torch.overrides import TorchFunctionMode, handle_torch_function, resolve_na
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ..errors import UnsupportedError
+from ..ir.proxy import layout_is_ambiguous
 from ..ir.symbol import Symbol
 from ..ir.trace import BoundSymbol, SourceLine
 from .fakes import Fakes, is_fake
-from .recorder import Recorder, current_modes
+from .recorder import Recorder, current_modes, unprofiled
 
 _TORCH_PATH = torch.__path__[0] + "/"
 _OWN_PATH = __file__.rsplit("/", 2)[0] + "/"
@@ -35,7 +38,9 @@ _EFFECTS = frozenset({_T.register_hook, _T.register_post_accumulate_grad_hook, _
 # Composite functions that choose their ATen calls by whether a tensor is subclass-like, as fakes are and real tensors
 # are not (`compute_uv` of the SVD): kept whole, so that eager's choice is made at run time.
 _KEPT_WHOLE = frozenset({torch.linalg.svdvals, torch.linalg.cond, torch.linalg.norm, torch.linalg.matrix_norm,
-                         torch.linalg.matrix_rank, torch.svd, torch.norm, _T.norm, _T.svd})
+                         torch.linalg.matrix_rank, torch.linalg.eigvalsh, torch.svd, torch.norm, _T.norm, _T.svd})
+# `real < fake` reaches us as `fake > real`: Python asks the subclass first. Only the strides of the result can tell.
+_COMPARISONS = frozenset(getattr(_T, n) for op in ("eq", "ne", "lt", "le", "gt", "ge") for n in (op, f"__{op}__"))
 # What asks for memory, or for objects that live outside torch's operations.
 _HOST_READS = frozenset({_T.__repr__, _T.__format__, _T.tolist, _T.numpy, _T.__array__, _T.untyped_storage, _T.storage, _T.__dlpack__, _T.share_memory_,
                          _T.pin_memory, _T.__reduce_ex__, _GRAD_FN_GET})
@@ -57,6 +62,20 @@ def user_line() -> SourceLine:
     return SourceLine("", 0)
 
 
+def _refuse_exception_handlers(source: SourceLine) -> None:
+    """An op that may raise on values, in a function that handles exceptions: which way it goes depends on data."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != __file__.rsplit("/", 1)[0] + "/tracer.py":
+        if is_user_file(frame.f_code.co_filename) and _handles_exceptions(frame.f_code):
+            raise UnsupportedError("an operation that may raise stands in a function with an except clause", where=str(source))
+        frame = frame.f_back
+
+
+@functools.lru_cache(None)
+def _handles_exceptions(code: CodeType) -> bool:
+    return any(i.opname in ("CHECK_EXC_MATCH", "JUMP_IF_NOT_EXC_MATCH") for i in dis.get_instructions(code))
+
+
 @functools.lru_cache(None)
 def function_symbol(func: Callable) -> Symbol:
     """The Symbol of a call at this level: named as the user knows it; what it does to memory is not stated."""
@@ -68,11 +87,15 @@ def function_symbol(func: Callable) -> Symbol:
 
 
 class FunctionLevel(TorchFunctionMode):
-    """Records calls as the user made them: `calls`, each with the ATen calls that it became as subsymbols."""
+    """Records calls as the user made them: `calls`, each with the ATen calls that it became as subsymbols.
 
-    def __init__(self, fakes: Fakes, on_new_input: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    `watched()` is the context in which the user's frames are watched again, for calls that run the user's code.
+    """
+
+    def __init__(self, fakes: Fakes, on_new_input: Callable[[torch.Tensor], torch.Tensor],
+                 watched: Callable[[], AbstractContextManager]) -> None:
         super().__init__()
-        self.fakes, self.on_new_input = fakes, on_new_input
+        self.fakes, self.on_new_input, self.watched = fakes, on_new_input, watched
         self.recorder = Recorder(fakes, on_new_input, self.source)
         self.calls: list[BoundSymbol] = []
         self.needs_replay = ""               # why the ATen calls alone do not tell the whole program
@@ -86,7 +109,12 @@ class FunctionLevel(TorchFunctionMode):
         return self._line or user_line()
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
-        kwargs = kwargs or {}
+        if func is torch._C._set_grad_enabled or sys.getprofile() is None:
+            return self._handle(func, args, kwargs or {})
+        with unprofiled():
+            return self._handle(func, args, kwargs or {})
+
+    def _handle(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         if func is torch._C._set_grad_enabled:
             return func(*args, **kwargs)
         if func is _T.backward:
@@ -104,20 +132,24 @@ class FunctionLevel(TorchFunctionMode):
     def call(self, func: Callable, args: tuple, kwargs: dict, *, calls_back: bool = False) -> Any:
         """Run one public call on fakes and record it with what it became."""
         flat, spec = tree_flatten((args, kwargs))
+        swapped = func in _COMPARISONS and is_fake(flat[0]) and isinstance(flat[1], _T) and not is_fake(flat[1])
         flat = [self._fake(a) if isinstance(a, _T) else a for a in flat]
+        if swapped and layout_is_ambiguous([self.recorder.proxy(a) for a in flat[:2]]):
+            raise UnsupportedError("a comparison whose operands are laid out differently", where=str(user_line()))
         args, kwargs = tree_unflatten(flat, spec)
         if self._inside:                                       # within a call that is recorded as one: fakes throughout
             return func(*args, **kwargs)
         recorder, first = self.recorder, len(self.recorder.bound_symbols)
         self._line, recorder.comment = user_line(), function_symbol(func).name.removeprefix("torch.")
         names = [recorder.object_proxy(a) if isinstance(a, _T) else a for a in flat]
+        now = [recorder.proxy(a) if isinstance(a, _T) else a for a in flat]
         if not all(id(a) in self.named for a in flat if isinstance(a, _T)):
             self.unnamed = self.unnamed or f"{recorder.comment} at {self._line}"
         modes = current_modes()
         self._inside += 1
         try:
             out = self._data_set(*args) if func == _DATA_SET else self._run(func, args, kwargs, calls_back)
-            self._record(func, (names, spec), out, first, modes)
+            self._record(func, (names, now, spec), out, first, modes)
         finally:
             self._inside -= 1
             self._line, recorder.comment = None, ""
@@ -126,8 +158,8 @@ class FunctionLevel(TorchFunctionMode):
         return self._hand_out(out)
 
     def _run(self, func: Callable, args: tuple, kwargs: dict, calls_back: bool) -> Any:
-        if calls_back:
-            with self:
+        if calls_back:                                         # the user's code runs inside
+            with self.watched(), self:
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
 
@@ -138,12 +170,15 @@ class FunctionLevel(TorchFunctionMode):
         fresh = any(isinstance(o, _T) and id(self._fake(o)) not in self.named for o in leaves)
         if not (effect or fresh or len(self.recorder.bound_symbols) > first):
             return
-        names, spec = call
+        names, now, spec = call
         self._refuse_fakes_in_callables(names)
+        self._refuse_saved_tensor_hooks()
+        if any(b.sym.may_raise([a.dtype for a in b.tensor_args]) for b in self.recorder.bound_symbols[first:]):
+            _refuse_exception_handlers(self.source())
         self.named.update(id(self._fake(o)) for o in leaves if isinstance(o, _T))
         args, kwargs = tree_unflatten(names, spec)
         if func in _KEPT_WHOLE:
-            self._keep_whole(func, args, kwargs, tree_unflatten(outputs, out_spec), first)
+            self._keep_whole(func, *tree_unflatten(now, spec), tree_unflatten(outputs, out_spec), first)
         if effect:
             self.needs_replay = self.needs_replay or function_symbol(func).name
         self.calls.append(BoundSymbol(function_symbol(func), args, kwargs, tree_unflatten(outputs, out_spec), self.source(),
@@ -204,6 +239,12 @@ class FunctionLevel(TorchFunctionMode):
         if what == "version":
             return value + fake._version - self.fakes.first_version(fake)
         return value + fake.storage_offset() * fake.element_size()
+
+    def _refuse_saved_tensor_hooks(self) -> None:
+        """They act on what autograd saves, which a replay does not show. Those of checkpoint only spare memory."""
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        if hooks is not None and hooks[0].__module__ != "torch.utils.checkpoint":
+            raise UnsupportedError("saved_tensors_hooks are set inside the function", where=str(self.source()))
 
     def _refuse_fakes_in_callables(self, leaves: list) -> None:
         for f in leaves:

@@ -1,24 +1,26 @@
-"""The journal of a capture: what persistent Python state was before it, and how the captured function changed it.
+"""The journal of a capture: what persistent Python state was before it, and how the captured function changed
+it.
 
-`Journal` keeps a shallow copy of each namespace and container when it is first touched. `writes()` compares with the
-present and gives `StateWrite`s, which replay the same change on later calls; `rollback()` undoes it. Values are
-compared by identity (plain ones by type and value), never with `==`.
+`Journal` keeps a shallow copy of each namespace and container when it is first touched. `writes()` compares
+with the present and gives `StateWrite`s, which replay the same change on later calls; `rollback()` undoes it.
+Values are compared by identity (plain ones by type and value), never with `==`.
 """
 from __future__ import annotations
 
 import collections
+import types
 from dataclasses import dataclass
 from typing import Any, Callable, Hashable, Iterator
 
 from ..errors import UnsupportedError
-from .state import (CONTAINERS, MISSING, PLAIN, ItemSlot, Namespace, NameSlot, RootSlot, contents, freeze,
-                    instance_dict, is_container)
+from .state import (MISSING, PLAIN, Namespace, NameSlot, contents, freeze,
+                    instance_dict, is_container, items_of, root_of)
 
 # ---------------------------------------------------------------- values to store
 
 
 class Existing:
-    """Stands in a stored value for a container that was there before the call: at a replay, what `slot` holds then."""
+    """Stands in a stored value for a container from before the call: at a replay, what `slot` holds then."""
 
     __slots__ = ("slot",)
 
@@ -45,14 +47,15 @@ class Shared:
 
 
 PLACEHOLDERS = (Existing, Old, Shared)
-_REBUILT = (dict, list, tuple, set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict)
+_REBUILT = (dict, list, tuple, set, frozenset, collections.deque, collections.OrderedDict,
+            collections.defaultdict)
 
 
 class _Encoder:
     """Puts placeholders into stored values for what must not be made anew at a replay."""
 
-    def __init__(self, slot_of: Callable[[Any], Any]) -> None:
-        self._slot_of = slot_of
+    def __init__(self, slot_of: Callable[[Any], Any], has_copy: Callable[[Any], bool]) -> None:
+        self._slot_of, self._has_copy = slot_of, has_copy
         self._stored: dict[int, int] = {}
         self._open: set[int] = set()
 
@@ -79,26 +82,27 @@ class _Encoder:
         return new
 
     def _check_object(self, value: Any, path: str) -> None:
-        """An object that the call made is made anew at a replay: it may not hold containers from before the call."""
+        """An object of the call is made anew at a replay: it may not hold containers from before the call."""
         names = instance_dict(value)
-        if type(names) is dict and self._slot_of(names) is None and type(value).__module__ != "builtins":
+        if type(names) is dict and not (self._has_copy(names) or issubclass(type(value), types.ModuleType)):
             for item in names.values():
                 if is_container(item) and self._slot_of(item) is not None:
-                    raise UnsupportedError(f"{path} is assigned a new {type(value).__name__} that shares a container")
+                    kind = type(value).__name__
+                    raise UnsupportedError(f"{path} is assigned a new {kind} that shares a container")
 
 
 def _map_items(value: Any, function: Callable[[Any], Any], path: str = "") -> Any:
     """The container with each item mapped; the very same object when no item changes."""
     kind = type(value)
-    mapping = issubclass(kind, dict)
-    old = list(dict.values(value)) if mapping else list(contents(value))
+    keys = [key for key, _ in items_of(value)] if issubclass(kind, dict) else []
+    old = list(contents(value))
     new = [function(item) for item in old]
     if all(a is b for a, b in zip(old, new)):
         return value
     if kind in (dict, collections.OrderedDict):
-        return kind(zip(dict.keys(value), new))
+        return kind(zip(keys, new))
     if kind is collections.defaultdict:
-        return kind(value.default_factory, zip(dict.keys(value), new))
+        return kind(value.default_factory, zip(keys, new))
     if kind is collections.deque:
         return kind(new, value.maxlen)
     if kind in _REBUILT:
@@ -112,11 +116,12 @@ def _map_items(value: Any, function: Callable[[Any], Any], path: str = "") -> An
 
 @dataclass(frozen=True, eq=False)
 class StateWrite:
-    """One change of persistent state. `how`: attribute, delete, setitem, delitem, items (of a list, deque or set).
+    """One change of state. `how`: attribute, delete, setitem, delitem, items (of a list, deque or set).
 
-    `slot` is what is assigned or, for the last three, what holds the container. `value` is what is stored: the new
-    items for `items`, `[key, value]` when the key is no plain value, None for a deletion. It may hold tensors of the
-    capture, new containers, and placeholders, which the caller passes through as opaque leaves.
+    `slot` is what is assigned or, for the last three, what holds the container. `value` is what is stored:
+    the new items for `items`, `[key, value]` when the key is no plain value, None for a deletion. It may hold
+    tensors of the capture, new containers, and placeholders, which the caller passes through as opaque
+    leaves.
     """
 
     path: str
@@ -129,10 +134,7 @@ class StateWrite:
     @property
     def root(self) -> Hashable | None:
         """The label of the argument that is written to, if it is one."""
-        slot = self.slot
-        while isinstance(slot, ItemSlot):
-            slot = slot.parent
-        return slot.label if isinstance(slot, RootSlot) else getattr(getattr(slot, "space", None), "label", None)
+        return root_of(self.slot)
 
     def apply(self, materialize: Callable[[Any], Any], roots: Any = None) -> None:
         """Performs this write alone, of the value that `materialize` makes of the captured one."""
@@ -140,7 +142,7 @@ class StateWrite:
 
 
 def replay(writes: list[StateWrite], values: list, roots: Any = None) -> None:
-    """Performs `writes` of the materialized `values`: what they refer to is looked up before the first of them."""
+    """Performs `writes` of materialized `values`: what they refer to is looked up before the first one."""
     holders = [w.slot.read(roots) if w.how in ("setitem", "delitem", "items") else None for w in writes]
     stored: list = []
     for write, holder, value in zip(writes, holders, values):
@@ -220,7 +222,7 @@ class Journal:
     def add_container(self, value: Any, slot: Any, path: str) -> None:
         if id(value) not in self._containers:
             if issubclass(type(value), dict):
-                copy: Any = list(dict.items(value))
+                copy: Any = list(items_of(value))
             else:
                 copy = list(contents(value))
             self._containers[id(value)] = (value, slot, copy, path)
@@ -228,7 +230,7 @@ class Journal:
     def add_buffer(self, value: Any, path: str) -> None:
         """A bytearray or a numpy array: its bytes can be put back, but a write to it is not replayed."""
         if id(value) not in self._buffers:
-            self._buffers[id(value)] = (value, value[:] if isinstance(value, bytearray) else value.copy(), path)
+            self._buffers[id(value)] = (value, value.copy(), path)
 
     def slot_of(self, value: Any) -> Any:
         """The slot that holds this container, if it was there before the call."""
@@ -265,7 +267,7 @@ class Journal:
         for value, copy, path in self._buffers.values():
             if freeze(value) != freeze(copy):
                 raise UnsupportedError(f"the call writes to the memory of {path}, a {type(value).__name__}")
-        encode = _Encoder(self.slot_of)
+        encode = _Encoder(self.slot_of, lambda names: id(names) in self._names)
         found: list[StateWrite] = []
         for value, slot, copy, path in self._containers.values():
             found += _container_writes(value, slot, copy, path, encode)
@@ -296,11 +298,12 @@ class Journal:
         for value, copy, _ in self._buffers.values():
             value[:] = copy
         for value, _, copy, _ in self._containers.values():
-            now = list(dict.items(value)) if issubclass(type(value), dict) else list(contents(value))
+            now = list(items_of(value)) if issubclass(type(value), dict) else list(contents(value))
             if not _same_items(copy, now):
                 _fill(value, copy)
         for _, names, copy, _ in self._names.values():
-            if len(names) != len(copy) or any(names.get(name, MISSING) is not value for name, value in copy.items()):
+            changed = any(names.get(name, MISSING) is not value for name, value in copy.items())
+            if changed or len(names) != len(copy):
                 names.clear()
                 names.update(copy)
         for slot, old, _ in self._slots.values():
@@ -317,8 +320,12 @@ def _differs(old: Any, new: Any) -> bool:
 def _same_items(old: list, new: list) -> bool:
     if len(old) != len(new):
         return False
-    return all(a is b or (type(a) is tuple and type(b) is tuple and len(a) == len(b) == 2 and a[0] is b[0] and a[1] is b[1])
-               for a, b in zip(old, new))
+    return all(a is b or _same_pair(a, b) for a, b in zip(old, new))
+
+
+def _same_pair(a: Any, b: Any) -> bool:
+    """Two (key, value) pairs of a dict."""
+    return type(a) is type(b) is tuple and len(a) == len(b) == 2 and a[0] is b[0] and a[1] is b[1]
 
 
 def _container_writes(value: Any, slot: Any, copy: list, path: str, encode: _Encoder) -> list[StateWrite]:
@@ -330,7 +337,8 @@ def _container_writes(value: Any, slot: Any, copy: list, path: str, encode: _Enc
         raise UnsupportedError(f"the call changes {path}, which cannot be found again")
     where = {id(item): index for index, item in reversed(list(enumerate(copy)))}
     left = {id(item) for item in contents(value)}
-    if issubclass(type(value), set) and any(id(item) not in left and type(item) not in PLAIN for item in copy):
+    removed = [item for item in copy if id(item) not in left and type(item) not in PLAIN]
+    if removed and issubclass(type(value), set):
         raise UnsupportedError(f"the call removes an object from the set {path}")
     nodes = []
     for item in contents(value):
@@ -340,7 +348,7 @@ def _container_writes(value: Any, slot: Any, copy: list, path: str, encode: _Enc
 
 
 def _dict_writes(value: dict, slot: Any, copy: list, path: str, encode: _Encoder) -> list[StateWrite]:
-    now = list(dict.items(value))
+    now = list(items_of(value))
     if _same_items(copy, now):
         return []
     if slot is None:

@@ -1,11 +1,14 @@
-"""The persistent state that a capture has met: objects, containers and tensors, how each was reached, what was read.
+"""The persistent state that a capture has met: objects, containers and tensors, how each was reached, what
+was read.
 
-`adopt` says that a value was there before the call, at a slot; `register` that the call reads a slot, which makes a
-`Location` of it; `locate` finds the slot of a tensor. Ids are safe as keys: what is known is held until the end.
+`adopt` says that a value was there before the call, at a slot; `register` that the call reads a slot, which
+makes a `Location` of it; `locate` finds the slot of a tensor. Ids are safe as keys: what is known is held
+until the end.
 """
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 import functools
 import operator
 import sys
@@ -18,8 +21,8 @@ from ..errors import UnsupportedError
 from .frames import is_library_file
 from .journal import Journal
 from .locations import Location
-from .state import (MISSING, PLAIN, CellSlot, GetSlot, ItemSlot, Namespace, NameSlot, RootSlot, SpaceSlot, contents, freeze,
-                    instance_dict, is_container, is_numpy)
+from .state import (MISSING, PLAIN, CellSlot, GetSlot, ItemSlot, Namespace, NameSlot, RootSlot, SpaceSlot,
+                    contents, freeze, instance_dict, is_container, is_numpy, items_of)
 
 _TABLES = ("_modules", "_parameters", "_buffers")
 _DESCRIPTORS = (property, staticmethod, classmethod, functools.cached_property)
@@ -33,10 +36,10 @@ class Known:
 
     __slots__ = ("obj", "path", "slot", "space", "names", "tables", "chained")
 
-    def __init__(self, obj: Any, path: str, slot: Any, label: Hashable = None) -> None:
+    def __init__(self, obj: Any, path: str, slot: Any, via: Any = None) -> None:
         self.obj, self.path, self.slot, self.chained = obj, path, slot, False
         self.names = instance_dict(obj)
-        self.space = Namespace(obj, label=label)
+        self.space = Namespace(obj, via=via)
         self.tables: dict[str, Namespace] = {}
 
 
@@ -50,6 +53,7 @@ class KnownState:
         self.containers: dict[int, Any] = {}
         self.functions: dict[int, list[types.FunctionType]] = {}   # by id of the code
         self.cached_codes: set[int] = set()                        # of functions under lru_cache
+        self.arguments: set[int] = set()                           # of objects that the caller takes apart
         self._tensors: dict[int, tuple[Any, Any, str]] = {}        # tensor, slot, path
         self._registered: dict[Hashable, Location | None] = {}
         self._paths: dict[str, int] = {}
@@ -58,7 +62,7 @@ class KnownState:
     # ------------------------------------------------------------ adopting values
 
     def adopt(self, value: Any, path: str, slot: Any) -> None:
-        """`value` was there before the call, at `slot` (None: nowhere that can be named). This guards nothing."""
+        """`value` was there before the call, at `slot` (None: in no place to name). This guards nothing."""
         kind = type(value)
         if kind in PLAIN or value is MISSING:
             return
@@ -83,7 +87,7 @@ class KnownState:
         self.journal.add_container(value, slot, path)
         mapping = issubclass(type(value), dict)
         placed = slot is not None and not issubclass(type(value), (set, frozenset))
-        for step, item in dict.items(value) if mapping else enumerate(contents(value)):
+        for step, item in items_of(value) if mapping else enumerate(contents(value)):
             if mapping and type(step) not in PLAIN:
                 self.adopt(step, f"{path} key", None)
             if type(item) not in PLAIN:
@@ -103,7 +107,8 @@ class KnownState:
             self.adopt(value.__func__, path, slot)
         elif kind is functools.partial:
             for name in ("func", "args", "keywords"):
-                self.adopt(getattr(value, name), f"{path}.{name}", GetSlot(value, name, operator.attrgetter(name)))
+                part = GetSlot(value, name, operator.attrgetter(name))
+                self.adopt(getattr(value, name), f"{path}.{name}", part)
         elif kind in _DESCRIPTORS:
             for name in ("fget", "fset", "__func__", "func"):
                 self.adopt(getattr(value, name, None), path, None)
@@ -129,11 +134,26 @@ class KnownState:
                     if value is not None:
                         self.adopt(value, f"{record.path}.{name}", NameSlot(space, name))
 
-    def adopt_argument(self, value: Any, path: str) -> None:
-        """A container that is an argument: its contents are the caller's to guard, writes to it are journaled."""
-        tensors = dict(self._tensors)
-        self.adopt(value, path, RootSlot(path))
-        self._tensors = tensors
+    def adopt_argument(self, value: Any, path: str, slot: Any) -> None:
+        """An argument that the caller takes apart and guards: writes are journaled, reads not registered.
+
+        `slot` finds it in the arguments of a call; without one, a write to it cannot be replayed.
+        """
+        if type(value) in PLAIN or id(value) in self.objects or id(value) in self.containers:
+            return
+        if is_container(value):
+            self.containers[id(value)] = value
+            self.journal.add_container(value, slot, path)
+            mapping = issubclass(type(value), dict)
+            for step, item in items_of(value) if mapping else enumerate(contents(value)):
+                self.adopt_argument(item, f"{path}[{step!r}]", slot and ItemSlot(slot, step, mapping))
+        elif dataclasses.is_dataclass(type(value)) and not issubclass(type(value), torch.nn.Module):
+            record = self.objects[id(value)] = Known(value, path, None, slot)
+            self.arguments.add(id(value))
+            if type(record.names) is dict:
+                self.journal.add_names(record.space, record.names, path)
+                for name, item in record.names.items():
+                    self.adopt_argument(item, f"{path}.{name}", slot and NameSlot(record.space, name))
 
     def space_of(self, owner: Any) -> Namespace:
         """The one Namespace of a class, or of the globals of a module."""
@@ -149,7 +169,7 @@ class KnownState:
 
     def watch_tensor(self, tensor: torch.Tensor, path: str, label: Hashable) -> None:
         """Attributes of an argument tensor are state, too: found at later calls through `label`."""
-        self._watch(tensor, Known(tensor, path, None, label))
+        self._watch(tensor, Known(tensor, path, None, RootSlot(label)))
 
     def _watch(self, tensor: torch.Tensor, record: Known) -> None:
         self.objects[id(tensor)] = record
@@ -161,16 +181,21 @@ class KnownState:
     def registered(self, key: Hashable) -> bool:
         return key in self._registered
 
-    def register(self, key: Hashable, slot: Any, path: str, value: Any, before: Any, owner: Known | None = None) -> None:
-        """The call reads `value` at `slot`, which held `before` when the call began: guard it, and adopt it."""
+    def register(self, key: Hashable, slot: Any, path: str, value: Any, before: Any,
+                 owner: Known | None = None) -> None:
+        """The call reads `value` at `slot`, which held `before` when the call began: guard and adopt it."""
         if key in self._registered:
             return
         self._registered[key] = None
         if before is not value and (type(value) not in PLAIN or type(before) not in PLAIN
                                     or freeze(before) != freeze(value)):
             return  # the call itself wrote it before it read it
+        if owner is not None and id(owner.obj) in self.arguments:
+            return
         if is_iterator(value):
             raise UnsupportedError(f"the call uses {path}, a {type(value).__name__} that was made before it")
+        if is_numpy_random(value):
+            raise UnsupportedError(f"the call draws random numbers from numpy ({path})")
         if owner is not None:
             self.chain(owner)
         expected = MISSING if value is MISSING else freeze(value)
@@ -198,7 +223,7 @@ class KnownState:
         return value
 
     def chain(self, record: Known) -> None:
-        """Guards the way by which an object was reached, so that its attributes are those of the right object."""
+        """Guards the way to an object, so that its attributes are those of the right object."""
         if not record.chained:
             record.chained = True
             self._guard(record.slot, record.path)
@@ -230,7 +255,9 @@ class KnownState:
             return None
         _, slot, path = found
         location = self._guard(slot, path)
-        return location if location is not None and location.slot is slot else Location(path, slot, freeze(tensor))
+        if location is not None and location.slot is slot:
+            return location
+        return Location(path, slot, freeze(tensor))
 
     def _search(self, tensor: torch.Tensor) -> tuple | None:
         """A tensor in an attribute of a known object that no code spelled."""
@@ -297,7 +324,7 @@ def is_library_module(module: types.ModuleType) -> bool:
 
 
 def class_attributes(kind: type, names: tuple[str, ...], supers: bool) -> list[tuple[type, str, Any, bool]]:
-    """(class, name, value, library) for each of `names` that a class gives its instances; all with `super()`."""
+    """(class, name, value, library) for each of `names` that a class has; with `supers` in all its bases."""
     found = []
     for name in names:
         for cls in kind.__mro__:
@@ -313,6 +340,14 @@ def is_iterator(value: Any) -> bool:
     """A generator, or an iterator in C: reading moves it, and where it stands cannot be seen or put back."""
     kind = type(value)
     return kind in _GENERATORS or not kind.__flags__ & HEAP_TYPE and hasattr(kind, "__next__")
+
+
+def is_numpy_random(value: Any) -> bool:
+    """numpy.random, one of its generators, or a method of one: in Cython, their calls raise no event."""
+    if type(value) is types.ModuleType:
+        return instance_dict(value).get("__name__") == "numpy.random"
+    kind = type(value.__self__) if type(value) is types.MethodType else type(value)
+    return str(kind.__module__).startswith("numpy.random")
 
 
 def is_reader(value: Any) -> bool:

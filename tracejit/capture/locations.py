@@ -6,23 +6,25 @@ from __future__ import annotations
 
 from typing import Any, Callable, Hashable, Iterable
 
-from .state import CellSlot, ItemSlot, NameSlot, RootSlot, identity, safe_key
+from .state import CellSlot, ItemSlot, RootSlot, identity, root_of, safe_key
 from .state_checks import make_check
 
 _MOST_CHECKS = 8
 
 class Location:
-    """A slot that a captured call read: its path in the user's terms, and the key its value had before the call.
+    """A slot that a captured call read: its path in the user's terms, and the key its value had before the
+    call.
 
-    `ident` is equal for two locations only if they are the same place; paths may coincide. With a `root`, the place
-    is in an argument of the call, and `roots` must be given: a mapping from roots, or the list that they index.
+    `ident` is equal for two locations only if they are the same place; paths may coincide. With a `root`, the
+    place is in an argument of the call, and `roots` must be given: a mapping from roots, or the list that
+    they index.
     """
 
     __slots__ = ("path", "slot", "expected", "ident", "root")
 
     def __init__(self, path: str, slot: Any, expected: Hashable) -> None:
         self.path, self.slot, self.expected = path, slot, expected
-        self.ident, self.root = place(slot), slot.space.label if isinstance(slot, NameSlot) else None
+        self.ident, self.root = place(slot), root_of(slot)
 
     def read(self, roots: Any = None) -> Any:
         """The present value, or MISSING."""
@@ -47,7 +49,7 @@ def place(slot: Any) -> Hashable:
     if isinstance(slot, RootSlot):
         return ("root", slot.label)
     space = slot.space
-    owner = ("root", space.label) if space.label is not None else space.serial
+    owner = place(space.via) if space.via is not None else space.serial
     return (owner, space.table, type(slot), getattr(slot, "name", None))
 
 
@@ -56,9 +58,9 @@ def place(slot: Any) -> Hashable:
 class KeyReader:
     """The state of a fixed list of locations, as one small token.
 
-    `register(keys)` gives a token for one combination of keys; calling the reader gives the token of the present
-    state, or None when that combination is not registered. While a state stays the same, a generated check of one
-    dictionary look-up and one identity test per location tells so.
+    `register(keys)` gives a token for one combination of keys; calling the reader gives the token of the
+    present state, or None when that combination is not registered. While a state stays the same, a generated
+    check of one dictionary look-up and one identity test per location tells so.
     """
 
     def __init__(self, locations: Iterable[Location]) -> None:
@@ -92,7 +94,7 @@ class KeyReader:
         token = self._tokens.get(keys)
         if token is not None:
             seen = self._seen[token] = self._seen.get(token, 0) + 1
-            if seen == 2 or seen % 16 == 0:     # worth the time to generate a check; again when values came anew
+            if seen == 2 or seen % 16 == 0:     # a check is worth its time; again when values came anew
                 check = make_check(self.locations, values, keys)
                 kept = [(c, t) for c, t in self._checks if t != token]
                 self._checks = [(check, token), *kept[:_MOST_CHECKS - 1]]

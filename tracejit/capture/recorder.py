@@ -6,15 +6,17 @@ moved (`unsqueeze_`, `set_`) has a new proxy from there on.
 """
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+import sys
+from contextlib import contextmanager
+from typing import Any, Callable, Hashable, Iterator, Optional
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ..errors import UnsupportedError
 from ..ir import prims
-from ..ir.proxy import TensorConstant, TensorProxy, is_racy, proxy_of
+from ..ir.proxy import TensorConstant, TensorProxy, is_racy, layout_is_ambiguous, proxy_of
 from ..ir.symbol import Symbol, aten_symbol, is_composite
 from ..ir.trace import BoundSymbol, Modes, SourceLine
 from .fakes import NEEDS_DATA, Fakes, is_fake, real_tensors
@@ -22,6 +24,17 @@ from .fakes import NEEDS_DATA, Fakes, is_fake, real_tensors
 aten = torch.ops.aten
 _LIFTS = (aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default)
 _PASS_THROUGH = ("prim", "profiler", "inductor_utils")       # namespaces that touch no tensor's memory
+
+
+@contextmanager
+def unprofiled() -> Iterator[None]:
+    """Inside, the profile hook that watches the user's frames is off: what runs here is torch and tracejit."""
+    hook = sys.getprofile()
+    sys.setprofile(None)
+    try:
+        yield
+    finally:
+        sys.setprofile(hook)
 
 
 def current_modes() -> Modes:
@@ -51,6 +64,7 @@ class Recorder(TorchDispatchMode):
         self._roots: dict[int, TensorProxy] = {}               # storage address -> the first proxy seen over it
         self._storages: dict[int, int] = {}                    # storage address -> storage id
         self.comment = ""
+        self.half_done = ""                                    # a call that raised and may have written before
 
     # ------------------------------------------------------------ proxies
 
@@ -102,7 +116,12 @@ class Recorder(TorchDispatchMode):
     # ------------------------------------------------------------ dispatch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
-        kwargs = kwargs or {}
+        if sys.getprofile() is None:
+            return self._dispatch(func, args, kwargs or {})
+        with unprofiled(), torch._C.DisableTorchFunction():    # a call that came past the function level, as from TorchScript
+            return self._dispatch(func, args, kwargs or {})
+
+    def _dispatch(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if func.namespace in _PASS_THROUGH:
             return func(*args, **kwargs)
         if is_composite(func):
@@ -119,19 +138,51 @@ class Recorder(TorchDispatchMode):
         written = sym.written(args, kwargs)
         if written and not sym.moves_metadata:
             raise_if_eager_refuses(func, before, spec, written)
-        out = self._on_fakes(func, args, kwargs, before, spec)
+        try:
+            out = self._on_fakes(func, args, kwargs, before, spec)
+            if not sym.moves_metadata:
+                raise_if_no_kernel(sym, before, spec)
+            if not written and layout_is_ambiguous([p for p in before if isinstance(p, TensorProxy)]):
+                self._take_real_strides(func, before, spec, out)
+        except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):
+            self.half_done = self.half_done or len(written) > 1 and sym.name    # it may have written some by then
+            raise
         self._record(sym, (flat, before, spec), written, out)
         return out
 
     def _on_fakes(self, func: Any, args: tuple, kwargs: dict, before: list, spec: Any) -> Any:
-        """Run on fakes. An error is the program's own when the real kernel raises too, on scratch memory."""
+        """Run on fakes. Where fakes refuse, the real kernel decides, on scratch memory: its error is the program's own."""
         try:
             return func(*args, **kwargs)
         except NEEDS_DATA:
             raise
         except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError) as error:
-            run_on_scratch(func, before, spec)
-            raise UnsupportedError(f"fake tensors cannot run {func}: {error}", where=str(self.source())) from error
+            scratch, out = run_on_scratch(func, before, spec)
+            fakes = tree_leaves((args, kwargs))
+            out = tree_map(lambda o: self._fake_like(o, scratch, fakes) if isinstance(o, torch.Tensor) else o, out)
+            if any(isinstance(p, TensorProxy) and p.shape != tuple(t.shape) for p, t in zip(before, scratch)):
+                raise UnsupportedError(f"fake tensors cannot run {func}: {error}", where=str(self.source())) from error
+            return out
+
+    def _take_real_strides(self, func: Any, before: list, spec: Any, out: Any) -> None:
+        """Fakes do not reproduce all strides that kernels choose: take them from a real run, on scratch memory."""
+        fresh = [o for o in tree_leaves(out) if isinstance(o, torch.Tensor) and not self.knows(o)
+                 and o.untyped_storage()._cdata not in self._roots]
+        if fresh and not any(isinstance(a, torch.Generator) for a in before):
+            real = [t for t in tree_leaves(run_on_scratch(func, before, spec)[1]) if isinstance(t, torch.Tensor)]
+            for o, r in zip(fresh, real):
+                if o.shape == r.shape and o.stride() != r.stride():
+                    o.as_strided_(r.shape, r.stride())
+
+    def _fake_like(self, out: torch.Tensor, scratch: list, fakes: list) -> torch.Tensor:
+        """The fake for a result of a real run: the argument that it is, or a new one."""
+        for t, fake in zip(scratch, fakes):
+            if t is out:
+                return fake
+            if isinstance(t, torch.Tensor) and t.untyped_storage()._cdata == out.untyped_storage()._cdata:
+                raise UnsupportedError("fake tensors cannot run a view", where=str(self.source()))
+        with real_tensors():
+            return self.fakes.mode.from_tensor(out)
 
     def _fake(self, t: torch.Tensor) -> torch.Tensor:
         if is_fake(t):
@@ -143,9 +194,9 @@ class Recorder(TorchDispatchMode):
         flat, before, spec = call
         moved = [i for i in written if self._moved(flat[i], before[i])]
         if moved and not sym.moves_metadata:
-            run_on_scratch(sym.overload, before, spec)          # eager may refuse to resize
+            real, _ = run_on_scratch(sym.overload, before, spec)         # eager may refuse to resize
             for i in moved:                                     # out= resized as a side effect: say so beforehand
-                before = self._resize(flat[i], before, before[i])
+                before = self._resize(flat[i], before, before[i], real[i])
             moved = []
         args, kwargs = tree_unflatten(before, spec)
         leaves, out_spec = tree_flatten(out)
@@ -156,11 +207,19 @@ class Recorder(TorchDispatchMode):
         return (proxy.shape, proxy.stride, proxy.offset) != (tuple(t.shape), t.stride(), t.storage_offset()) or (
             self._storages.get(t.untyped_storage()._cdata) != proxy.storage)
 
-    def _resize(self, t: torch.Tensor, before: list, old: TensorProxy) -> list:
-        new = self.new_proxy(t)
-        self._emit(aten_symbol(aten.resize_.default), (old, list(t.shape)), {}, new)
-        if new.stride != torch.empty(t.shape, device="meta").stride():
-            raise UnsupportedError("out= was resized to strides that are not contiguous", where=str(self.source()))
+    def _resize(self, t: torch.Tensor, before: list, old: TensorProxy, real: torch.Tensor) -> list:
+        if sum(b is old for b in before) > 1:
+            raise UnsupportedError("out= is resized and is an operand, too", where=str(self.source()))
+        if t.stride() != real.stride():                        # eager resizes it to the strides of the result
+            t.resize_(real.shape)
+            self._emit(aten_symbol(aten.resize_.default), (old, list(t.shape)), {}, self.new_proxy(t))
+            old, before = self._now[id(t)], [self._now[id(t)] if b is old else b for b in before]
+            t.as_strided_(real.shape, real.stride())
+            new = self.new_proxy(t)
+            self._emit(aten_symbol(aten.as_strided_.default), (old, list(t.shape), list(t.stride())), {}, new)
+        else:
+            new = self.new_proxy(t)
+            self._emit(aten_symbol(aten.resize_.default), (old, list(t.shape)), {}, new)
         return [new if b is old else b for b in before]
 
     def _output(self, o: Any, moved: set[int]) -> Any:
@@ -184,18 +243,50 @@ def raise_if_eager_refuses(func: Any, before: list, spec: Any, written: tuple[in
         run_on_scratch(func, before, spec)
 
 
-def run_on_scratch(func: Any, before: list, spec: Any) -> None:
-    """Run an op on zeros laid out like its arguments, for the errors that its real kernel raises."""
+def run_on_scratch(func: Any, before: list, spec: Any, tiny: bool = False) -> tuple[list, Any]:
+    """Run an op on zeros laid out like its arguments, for the errors that its real kernel raises: (arguments, result).
+
+    tiny: on one element each, to learn which dtypes it takes.
+    """
     ends: dict[int, int] = {}
     for p in before:
         if isinstance(p, TensorProxy):
             ends[p.storage] = max(ends.get(p.storage, 0), p.bytes.end)
     with real_tensors():
-        raw = {s: torch.zeros(end + 16, dtype=torch.uint8) for s, end in ends.items()}
+        raw = {} if tiny else {s: torch.zeros(end + 16, dtype=torch.uint8) for s, end in ends.items()}
 
         def scratch(p: Any) -> Any:
             if not isinstance(p, TensorProxy):
                 return p
+            if tiny:
+                return torch.zeros([min(n, 1) for n in p.shape], dtype=p.dtype)
             return prims.region_view(raw[p.storage], list(p.shape), list(p.stride), p.offset, p.dtype, p.conj, p.neg)
-        args, kwargs = tree_unflatten([scratch(p) for p in before], spec)
-        func(*args, **kwargs)
+        flat = [scratch(p) for p in before]
+        args, kwargs = tree_unflatten(flat, spec)
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return flat, func(*args, **kwargs)
+        generator = torch.get_rng_state()
+        try:
+            return flat, func(*args, **kwargs)
+        finally:
+            torch.set_rng_state(generator)
+
+
+_taken: set[Hashable] = set()        # signatures that the real kernels are known to take
+
+
+def raise_if_no_kernel(sym: Symbol, before: list, spec: Any) -> None:
+    """Fakes take dtypes that the real kernel refuses: ask it once for each op and dtypes."""
+    if sym.random or sym.opaque or any(isinstance(a, (torch.Generator, torch.UntypedStorage)) for a in before):
+        return
+    key = (sym.overload, tuple((a.dtype, len(a.shape)) if isinstance(a, TensorProxy) else type(a) for a in before))
+    if key in _taken:
+        return
+    try:
+        run_on_scratch(sym.fn, before, spec, tiny=True)
+    except NotImplementedError:
+        raise                                                  # no kernel for these dtypes, whatever the sizes
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        if not sym.may_raise([torch.int64]):
+            run_on_scratch(sym.fn, before, spec)
+    _taken.add(key)

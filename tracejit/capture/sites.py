@@ -1,4 +1,4 @@
-"""What is passed at a call: the simple loads before it, read off the byte code, evaluated without running user code.
+"""What is passed at a call: the simple loads before it, evaluated without running code of the user's.
 
 Only a refinement: what cannot be told here is taken for anything that the frame holds.
 """
@@ -10,15 +10,17 @@ from typing import Any
 
 from .state import MISSING, instance_dict
 
-Argument = tuple[str, Any, tuple[str, ...]]      # where a value is loaded from, its name there, attributes from there on
+# Where a value is loaded from, its name there, and the attributes from there on.
+Argument = tuple[str, Any, tuple[str, ...]]
 UNTOLD: Argument = ("", None, ())
-FILLER = frozenset({"CACHE", "PRECALL", "EXTENDED_ARG", "NOP", "PUSH_NULL", "KW_NAMES", "COPY_FREE_VARS", "RESUME"})
+FILLER = frozenset({
+    "CACHE", "PRECALL", "EXTENDED_ARG", "NOP", "PUSH_NULL", "KW_NAMES", "COPY_FREE_VARS", "RESUME"})
 _LONGEST = 40
 _SITES: dict[int, tuple[types.CodeType, dict[int, tuple[Argument, Argument]]]] = {}
 
 
 def attribute_at(frame: types.FrameType) -> tuple[Any, str | None]:
-    """(object, name) of the `getattr`-like call now made by `frame`; MISSING and None for what cannot be told."""
+    """(object, name) of the `getattr`-like call that `frame` makes; MISSING and None where not told."""
     found = _SITES.get(id(frame.f_code))
     if found is None:
         found = _SITES[id(frame.f_code)] = (frame.f_code, _find_sites(frame.f_code))
@@ -76,7 +78,7 @@ def pushed(steps: list[dis.Instruction], count: int) -> list[Argument]:
 
 
 def _argument(steps: list[dis.Instruction], which: int) -> Argument:
-    """The value that `steps` compute: one load, then attributes. A load of two values: `which` counts from the top."""
+    """What `steps` compute: one load, then attributes. If two values are loaded, `which` says which."""
     op, value = steps[0].opname, steps[0].argval
     if steps[-1].opname == "BUILD_STRING":
         parts = [step for step in steps[:-1] if step.opname not in ("FORMAT_VALUE", "FORMAT_SIMPLE")]

@@ -1,8 +1,8 @@
 """Python state outside a call's arguments: where it lives, how it is read and compared at every call.
 
-A slot is a place: an attribute, a global, a closure cell, an item of a container. `freeze` gives the key of a value.
-Nothing here keeps the user's modules, objects or tensors alive, and nothing runs the user's
-code: no `==`, no hash, no property, no `__getattr__`.
+A slot is a place: an attribute, a global, a closure cell, an item of a container. `freeze` gives the key of a
+value. Nothing here keeps the user's modules, objects or tensors alive, and nothing runs the user's code: no
+`==`, no hash, no property, no `__getattr__`.
 """
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ MISSING = _Marker("MISSING")
 TENSOR = _Marker("TENSOR")
 
 PLAIN = frozenset({
-    int, bool, str, bytes, type(None), type(...), type(NotImplemented), range, torch.dtype, torch.device, torch.Size,
-    torch.layout, torch.memory_format, float, complex,
+    int, bool, str, bytes, type(None), type(...), type(NotImplemented), range, torch.dtype, torch.device,
+    torch.Size, torch.layout, torch.memory_format, float, complex,
 })
 CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 _VIEWS = (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
@@ -73,7 +73,7 @@ def instance_dict(obj: Any) -> Any:
 # ---------------------------------------------------------------- keys
 
 class _Identities:
-    """A number for each object that is never used again, unlike `id`, and that does not keep the object alive."""
+    """A number for each object. Unlike an `id` it is never used again; it does not keep the object alive."""
 
     def __init__(self) -> None:
         self._next = itertools.count()
@@ -106,7 +106,7 @@ identity = _Identities()
 
 
 def freeze(value: Any, depth: int = 0) -> Hashable:
-    """A hashable stand-in for `value`: equal for values that a trace cannot tell apart, different for all others."""
+    """A hashable stand-in for `value`: equal for values that a trace cannot tell apart, and for no others."""
     kind = type(value)
     if kind in PLAIN:
         return (kind, repr(value)) if kind is float or kind is complex else (kind, value)
@@ -121,7 +121,7 @@ def _freeze_container(value: Any, kind: type, depth: int) -> Hashable:
     if depth > _DEEPEST:
         raise UnsupportedError(f"a {kind.__name__} that is read contains itself, or is nested too deep")
     if issubclass(kind, dict):
-        items = tuple((freeze_key(k), freeze(v, depth + 1)) for k, v in dict.items(value))
+        items = tuple((freeze_key(k), freeze(v, depth + 1)) for k, v in items_of(value))
         if issubclass(kind, collections.defaultdict):
             return (kind, items, freeze(value.default_factory))
         return (kind, items)
@@ -153,8 +153,14 @@ def contents(value: Any) -> Iterable[Any]:
     """The items of a container as the base class iterates them: for a dict its values."""
     for base in CONTAINERS:
         if issubclass(type(value), base):
-            return dict.values(value) if base is dict else base.__iter__(value)
+            return [item for _, item in items_of(value)] if base is dict else base.__iter__(value)
     return ()
+
+
+def items_of(value: dict) -> Any:
+    """The items of any dict, from the class that keeps their order: an OrderedDict has one of its own."""
+    kind = collections.OrderedDict if issubclass(type(value), collections.OrderedDict) else dict
+    return kind.items(value)
 
 
 def safe_key(value: Any) -> Hashable:
@@ -167,29 +173,22 @@ def safe_key(value: Any) -> Hashable:
 
 # ---------------------------------------------------------------- slots
 
-def _root(roots: Any, label: Hashable) -> Any:
-    """The argument that `label` stands for: `roots` is a mapping, or the list of arguments that labels index."""
-    try:
-        return roots[label]
-    except (KeyError, IndexError, TypeError):
-        return None
-
-
 def _itself(names: dict, _name: str) -> dict:
     return names
 
 
 class Namespace:
-    """The dict of names of an object, class, module, tensor or frame: `fetch` gives it, None when its owner is gone.
+    """The dict of names of an object, class, module, tensor or frame: `fetch` gives it, None when its owner
+    is gone.
 
-    `table` names an inner dict of the owner's (`_parameters`). With a `label`, the owner is an argument of the call,
-    and `roots[label]` is the one of the present call.
+    `table` names an inner dict of the owner's (`_parameters`). An owner that is an argument is found `via` a
+    slot, so that it is the one of the present call; every other owner is one object, held weakly.
     """
 
-    __slots__ = ("_ref", "table", "label", "owner_kind", "serial")
+    __slots__ = ("_ref", "table", "via", "owner_kind", "serial")
 
-    def __init__(self, owner: Any, table: str | None = None, label: Hashable = None) -> None:
-        self.table, self.label, self.owner_kind = table, label, type(owner)
+    def __init__(self, owner: Any, table: str | None = None, via: Any = None) -> None:
+        self.table, self.via, self.owner_kind = table, via, type(owner)
         self.serial = identity(owner)
         try:  # a dict (the globals of a module) takes no weak reference and is held
             self._ref: Callable[[], Any] = weakref.ref(owner)
@@ -197,13 +196,17 @@ class Namespace:
             self._ref = lambda: owner
 
     def owner(self, roots: Any = None) -> Any:
-        return self._ref() if roots is None or self.label is None else _root(roots, self.label)
+        if roots is None or self.via is None:
+            return self._ref()
+        owner = self.via.read(roots)
+        return owner if type(owner) is self.owner_kind else None
 
     def access(self) -> tuple[Callable, Callable]:
         """(gives the owner, gives the `__dict__` of it): `fetch` in two steps, for checks at every call."""
         if self.owner_kind is dict:
             return self._ref, _itself
-        return self._ref, type.__getattribute__ if issubclass(self.owner_kind, type) else object.__getattribute__
+        base = type if issubclass(self.owner_kind, type) else object
+        return self._ref, base.__getattribute__
 
     def fetch(self, roots: Any = None) -> Any:
         owner = self.owner(roots)
@@ -237,7 +240,10 @@ class NameSlot:
         names = self.space.fetch(roots)
         if isinstance(names, types.MappingProxyType):
             owner = self.space.owner(roots)
-            type.__delattr__(owner, self.name) if value is MISSING else type.__setattr__(owner, self.name, value)
+            if value is MISSING:
+                type.__delattr__(owner, self.name)
+            else:
+                type.__setattr__(owner, self.name, value)
         elif value is MISSING:
             names.pop(self.name, None)
         elif names is not None:
@@ -283,7 +289,8 @@ class GetSlot:
 
     __slots__ = ("space", "name", "getter", "setter")
 
-    def __init__(self, owner: Any, name: str, getter: Callable[[Any], Any], setter: Callable | None = None) -> None:
+    def __init__(self, owner: Any, name: str, getter: Callable[[Any], Any],
+                 setter: Callable | None = None) -> None:
         self.space, self.name, self.getter, self.setter = Namespace(owner), name, getter, setter
 
     def read(self, roots: Any = None) -> Any:
@@ -298,7 +305,7 @@ class GetSlot:
 
 
 class RootSlot:
-    """A container that is itself an argument: found in `roots` by its label."""
+    """An argument: `roots[label]`, where `roots` is a mapping, or the list that integer labels index."""
 
     __slots__ = ("label",)
 
@@ -306,7 +313,10 @@ class RootSlot:
         self.label = label
 
     def read(self, roots: Any = None) -> Any:
-        return MISSING if roots is None else _root(roots, self.label)
+        try:
+            return MISSING if roots is None else roots[self.label]
+        except (KeyError, IndexError, TypeError):
+            return MISSING
 
 
 class ItemSlot:
@@ -329,3 +339,11 @@ class ItemSlot:
             if issubclass(type(holder), base):
                 return base.__getitem__(holder, step) if step < base.__len__(holder) else MISSING
         return MISSING
+
+
+def root_of(slot: Any) -> Hashable | None:
+    """The label of the argument that a slot is in; None for a place that is the same at every call."""
+    while slot is not None and not isinstance(slot, RootSlot):
+        space = getattr(slot, "space", None)
+        slot = slot.parent if isinstance(slot, ItemSlot) else getattr(space, "via", None)
+    return slot.label if slot is not None else None

@@ -1,7 +1,7 @@
 """A generated function that tells at each call whether the values at given locations are what they were.
 
-It is exact in one direction: True means that every key is unchanged. False means nothing, and keys are computed.
-Values are compared by identity; only plain values are held, objects are referred to weakly.
+It is exact in one direction: True means that every key is unchanged. False means nothing, and keys are
+computed. Values are compared by identity; only plain values are held, objects are referred to weakly.
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .state import MISSING, PLAIN, CellSlot, NameSlot, Namespace, safe_key
 
 _MAPPINGS = (dict, collections.OrderedDict)
 _SEQUENCES = (list, tuple, set, frozenset, collections.deque)
-_FAILURES = "(KeyError, AttributeError, TypeError, ValueError)"     # a name, owner or cell content that is gone
+_FAILURES = "(KeyError, AttributeError, TypeError, ValueError)"     # a name, owner or cell that is gone
 
 
 class _Writer:
@@ -37,7 +37,7 @@ class _Writer:
         return self.constant(weakref.ref(value, lambda _ref: alive.clear()))
 
     def hold(self, value: Any) -> bool:
-        """May `id(value)` stand for the value while the check is alive? A tensor may be replaced by another one."""
+        """May `id(value)` stand for the value while the check is alive? One tensor may replace another."""
         kind = type(value)
         if kind in PLAIN:
             self.constant(value)
@@ -75,7 +75,7 @@ def make_check(locations: tuple, values: list, keys: tuple) -> Callable[[Any], b
     owners: dict[int, list[tuple]] = {}
     for location, value, key in zip(locations, values, keys):
         slot = location.slot
-        if type(slot) is NameSlot and slot.space.label is None:
+        if type(slot) is NameSlot and slot.space.via is None:
             owners.setdefault(id(slot.space.access()[0]), []).append((slot, value, key))
         elif type(slot) is CellSlot:
             write.lines.append(write.condition(f"{write.constant(slot.cell)}.cell_contents", value, key))

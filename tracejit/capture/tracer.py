@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import inspect
 import keyword
+import sys
 import traceback
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Iterator
 
 import torch
 
 from ..errors import UnsupportedError
 from ..ir.proxy import TensorProxy
-from ..ir.trace import Modes, Trace
+from ..ir.trace import BoundSymbol, Trace
 from .fakes import NEEDS_DATA, Fakes, is_fake, quiet_logs, real_tensors
 from .function_level import FunctionLevel, function_level, is_user_file
 from .guards import ARGUMENT, GRAD, STATE, Guards, InputSource
@@ -58,7 +60,7 @@ class _Capture:
     def __init__(self, fn: Callable, call: CallInputs, name: str) -> None:
         self.fn, self.inputs, self.name = fn, call, name
         self.fakes = Fakes()
-        self.level = FunctionLevel(self.fakes, self.add_input)
+        self.level = FunctionLevel(self.fakes, self.add_input, lambda: self.watching())
         self.reads = StateReads(fn, [(o, f"argument {k}") for k, o in enumerate(call.objects)])
         self.tensors: list[torch.Tensor] = []
         self.proxies: list[TensorProxy] = []
@@ -84,9 +86,19 @@ class _Capture:
             if self.modes.autocast is not None:
                 torch.clear_autocast_cache()                   # it may hold fakes
 
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """The hook on again, inside a call for which it is off."""
+        sys.setprofile(self.hook)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+
     def record(self) -> Any:
         try:
             with self.reads, function_level(self.level):
+                self.hook = sys.getprofile()
                 return self.fn(*self.inputs.args, **self.inputs.kwargs)
         except NEEDS_DATA as e:
             raise UnsupportedError(f"the program needs the values of a tensor ({type(e).__name__})",
@@ -138,6 +150,8 @@ class _Capture:
     # ------------------------------------------------------------ results
 
     def finish(self, result: Any) -> Capture:
+        if self.level.recorder.half_done:
+            raise UnsupportedError(f"the program catches an error of {self.level.recorder.half_done}, which writes many tensors")
         outputs: list = []
         structure = self.take(result, outputs)
         results, effects = len(outputs), []
@@ -146,7 +160,7 @@ class _Capture:
             effects.append(StateEffect(write, self.take(write.value, outputs), start, len(outputs)))
         because = self.replay_reason()
         if because and self.level.unnamed:
-            raise UnsupportedError(f"autograd needs every call, and one works on a tensor of unknown origin: {self.level.unnamed}")
+            raise UnsupportedError(f"{because}: a replay needs every call, and one works on a tensor of unknown origin: {self.level.unnamed}")
         recorder = self.level.recorder
         now = tuple(recorder.proxy(o) if isinstance(o, torch.Tensor) else o for o in outputs)
         objects = tuple(recorder.object_proxy(o) if isinstance(o, torch.Tensor) else o for o in outputs)
@@ -188,6 +202,8 @@ class _Capture:
         because = level.needs_replay
         if any_overlap(self.tensors):
             because = "two storages over the same memory"      # as from numpy: fakes do not show it, eager's order is right
+        if _raises_after_a_move(level.recorder.bound_symbols):
+            because = because or "an error shows metadata as it was by then"
         for t, _ in level.recorder.kept:
             requires_grad, history = self.start.get(id(t), (False, None))
             if _history(t) is not history:
@@ -229,3 +245,13 @@ def _user_frame(error: BaseException) -> str:
     """file:line of the innermost user frame of a traceback."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_file(f.filename)]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+
+
+def _raises_after_a_move(calls: list[BoundSymbol]) -> bool:
+    """Does a call that may raise on values come after an input's metadata moved? An error would show the move."""
+    moved = False
+    for b in calls:
+        if moved and b.sym.may_raise([a.dtype for a in b.tensor_args]):
+            return True
+        moved = moved or b.sym.moves_metadata and bool(b.written)
+    return False

@@ -56,7 +56,8 @@ def on_copy(op: Callable, written: tuple[int, ...], fresh: tuple[int, ...], *arg
 
 def grow_storage(t: torch.Tensor, nbytes: int) -> None:
     """Make t's storage at least `nbytes` long, keeping its contents."""
-    t.untyped_storage().resize_(nbytes)
+    if t.untyped_storage().nbytes() < nbytes:
+        t.untyped_storage().resize_(nbytes)
 
 
 def set_metadata(t: torch.Tensor, size: list[int], stride: list[int], offset: int) -> None:

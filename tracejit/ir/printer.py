@@ -5,7 +5,9 @@ Constants that have no literal form are bound in the scope under a name of their
 from __future__ import annotations
 
 import enum
+import keyword
 import math
+import textwrap
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
@@ -57,14 +59,14 @@ def value_text(x: Any, scope: Scope) -> str:
         return str(x)
     if isinstance(x, torch.device):
         return f"torch.device({str(x)!r})"
-    if isinstance(x, torch._ops.OpOverload):
+    if isinstance(x, torch._ops.OpOverload) and not keyword.iskeyword(x._overloadname):
         return f"torch.ops.{x.namespace}.{x.overloadpacket.__name__}.{x._overloadname}"
     return scope.bind(x, "const")
 
 
 def callable_text(fn: Callable, name: str, scope: Scope) -> str:
     """How the text calls `fn`: by its public path where that resolves to it, else by a name bound in the scope."""
-    if isinstance(fn, torch._ops.OpOverload):
+    if isinstance(fn, torch._ops.OpOverload) and not keyword.iskeyword(fn._overloadname):
         return value_text(fn, scope)
     path = public_path(fn)
     return path if path else scope.bind(fn, name.replace("::", "_").replace(".", "_"))
@@ -82,7 +84,9 @@ def public_path(fn: Callable) -> str:
 
 
 def call_text(b: BoundSymbol, scope: Scope) -> str:
-    parts = [value_text(a, scope) for a in b.args] + [f"{k}={value_text(v, scope)}" for k, v in b.kwargs.items()]
+    parts = [value_text(a, scope) for a in b.args]
+    parts += [f"{k}={value_text(v, scope)}" for k, v in b.kwargs.items() if not keyword.iskeyword(k)]
+    parts += [f"**{{{k!r}: {value_text(v, scope)}}}" for k, v in b.kwargs.items() if keyword.iskeyword(k)]     # random_(from=)
     return f"{callable_text(b.sym.fn, b.sym.name, scope)}({', '.join(parts)})"
 
 
@@ -143,20 +147,25 @@ def trace_source(trace: Trace, *, annotate: bool = True) -> tuple[str, dict[str,
     annotate: add the user's lines and metadata as comments.
     """
     scope, base, calls = Scope(), trace.notes.get("modes", Modes()), {}
-    lines, dying, current = [f"def {trace.name}({', '.join(p.name for p in trace.inputs)}):"], last_uses(trace), base
+    lines, dying, current = [_signature(trace)], last_uses(trace), base
     for n, b in enumerate(trace.bound_symbols):
         if b.modes != current:
             lines += [f"    with {c}:" for c in [", ".join(mode_contexts(b.modes, base))] if c]
             current = b.modes
         indent = "    " if not mode_contexts(current, base) else "        "
         lines.append(indent + statement_text(b, scope) + (_annotation(b, trace, n) if annotate else ""))
-        calls[len(lines)] = b
+        calls[lines[0].count("\n") + len(lines)] = b
         if annotate:
             lines += [f"{indent}    # {statement_text(s, scope)}" for s in b.subsymbols]
         if n in dying:
             lines.append(f"{indent}del {', '.join(dying[n])}")
     lines.append(f"    return {value_text(trace.output, scope)}")
     return "\n".join(lines) + "\n", scope.names, calls
+
+
+def _signature(trace: Trace) -> str:
+    names = textwrap.wrap(", ".join(p.name for p in trace.inputs), 100, break_long_words=False)
+    return f"def {trace.name}({(chr(10) + '      ').join(names)}):"
 
 
 def _annotation(b: BoundSymbol, trace: Trace, n: int) -> str:

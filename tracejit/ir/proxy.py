@@ -84,6 +84,24 @@ def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(stride))
 
 
+def layout_is_ambiguous(tensors: list[TensorProxy]) -> bool:
+    """Do kernels and their descriptions without data disagree on the strides of a result?
+
+    They do where a dimension of size 1 has another stride than a contiguous tensor's, and where operands of one shape
+    are laid out differently.
+    """
+    layouts: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for p in tensors:
+        if layouts.setdefault(p.shape, p.stride) != p.stride:
+            return True
+        step = 1
+        for n, s in zip(reversed(p.shape), reversed(p.stride)):
+            if n == 1 and s != step:
+                return True
+            step = s * n
+    return False
+
+
 def proxy_of(name: str, tensor: torch.Tensor, storage: int) -> TensorProxy:
     """The proxy for `tensor` (real, fake or meta) as it is now."""
     return TensorProxy(name, tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, storage,
@@ -95,13 +113,16 @@ def is_proxy(x: Any) -> bool:
 
 
 def is_racy(args: list, written: tuple[int, ...]) -> bool:
-    """Is memory read while it is written, other than index for index, or written twice?"""
+    """Is memory read while it is written, other than index for index, or written twice?
+
+    A call that writes several tensors (a foreach op) writes them one after another: whatever meets one of them counts.
+    """
     for i in written:
         w = args[i]
         if w.bytes.overlaps_itself:
             return True
         for j, a in enumerate(args):
             if isinstance(a, TensorProxy) and j != i and a.storage == w.storage and overlaps(a.bytes, w.bytes) and (
-                    not a.same_view(w) or j in written):
+                    len(written) > 1 or not a.same_view(w)):
                 return True
     return False

@@ -56,7 +56,7 @@ class Symbol:
     def pointwise(self) -> bool:
         """Each element of the result depends on the elements at its index alone."""
         return self.overload is not None and (torch.Tag.pointwise in self.overload.tags
-                                              or self.packet.rstrip("_") in _UNTAGGED_POINTWISE)
+                                              or self.packet.strip("_") in _UNTAGGED_POINTWISE)
 
     @property
     def is_copy(self) -> bool:
@@ -103,7 +103,8 @@ class Symbol:
         return aten_symbol(plain) if plain is not None else None
 
 
-_UNTAGGED_POINTWISE = ("fill", "zero", "copy", "_to_copy", "clone")    # pointwise without torch's tag
+_UNTAGGED_POINTWISE = frozenset({"fill", "zero", "copy", "to_copy", "clone", "floor_divide", "lshift", "rshift",
+                                 "ilshift", "irshift"})        # pointwise without torch's tag
 _METADATA_MOVERS = ("resize_", "resize_as_", "set_")     # they have no inplace_view tag
 
 

@@ -7,7 +7,7 @@ from typing import Any, Optional
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from ..ir.proxy import TensorConstant, TensorProxy, proxy_of
+from ..ir.proxy import TensorConstant, TensorProxy, layout_is_ambiguous, proxy_of
 from ..ir.symbol import Symbol
 from ..ir.trace import NOWHERE, BoundSymbol, Modes, SourceLine
 
@@ -46,10 +46,11 @@ class Builder:
         return output
 
     def call(self, sym: Symbol, *args: Any, **kwargs: Any) -> Any:
-        """Append a call; its results are told by running it on meta tensors."""
+        """Append a call; its results are told by running it on stand-ins."""
         flat, spec = tree_flatten((args, kwargs))
-        stands = [_stand_in(a) for a in flat]
         tensors = [a for a in flat if isinstance(a, TensorProxy)]
+        device = "cpu" if layout_is_ambiguous(tensors) else "meta"
+        stands = [_stand_in(a, device) for a in flat]
         homes = {s.untyped_storage()._cdata: a for s, a in zip(stands, flat) if isinstance(a, TensorProxy)}
         meta_args, meta_kwargs = tree_unflatten(stands, spec)
         out = sym.fn(*meta_args, **meta_kwargs)
@@ -63,11 +64,12 @@ class Builder:
         return self.bind(sym, args, kwargs, tree_map(name, out))
 
 
-def _stand_in(a: Any) -> Any:
+def _stand_in(a: Any, device: str) -> Any:
     if isinstance(a, TensorConstant):
-        return torch.empty_like(a.value, device="meta")
+        return torch.empty_like(a.value, device=device)
     if not isinstance(a, TensorProxy):
         return a
-    t = torch.empty_strided(a.shape, a.stride, dtype=a.dtype, device="meta")
+    t = torch.empty_strided(a.shape, a.stride, dtype=a.dtype, device=device)
+    t = t.zero_() if device == "cpu" else t
     t = torch._conj(t) if a.conj else t
     return torch._neg_view(t) if a.neg else t

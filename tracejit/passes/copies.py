@@ -19,7 +19,7 @@ from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol, Trace
 from .dce import has_effect
 
-_CLONE, _COPY_ = torch.ops.aten.clone.default, torch.ops.aten.copy_.default
+_CLONE, _AS_STRIDED = torch.ops.aten.clone.default, torch.ops.aten.as_strided.default       # as_strided: absolute offsets
 
 
 def copies(trace: Trace) -> Trace:
@@ -35,20 +35,20 @@ def drop_dead_stores(bound_symbols: list[BoundSymbol]) -> list[BoundSymbol]:
     for b in reversed(bound_symbols):
         if b.sym.opaque or b.sym.may_raise([a.dtype for a in b.tensor_args]):
             doomed.clear()                                     # an error would show what had been written by then
-        elif b.sym.overload is _COPY_ and any(covers(w.bytes, b.args[0].bytes) for w in doomed.get(b.args[0].storage, ())):
+        elif b.sym.is_copy and any(covers(w.bytes, b.args[0].bytes) for w in doomed.get(b.args[0].storage, ())):
             continue
-        for a in read_arguments(b):
+        if b.sym.is_copy:
+            doomed.setdefault(b.args[0].storage, []).append(b.args[0])
+        for a in read_arguments(b):                            # what it reads, it reads before it writes
             if a.storage in doomed:
                 doomed[a.storage] = [w for w in doomed[a.storage] if not overlaps(w.bytes, a.bytes)]
-        if b.sym.overload is _COPY_:
-            doomed.setdefault(b.args[0].storage, []).append(b.args[0])
         kept.append(b)
     return kept[::-1]
 
 
 def read_arguments(b: BoundSymbol) -> list[TensorProxy]:
     """The arguments whose memory a call reads: not those it only views, nor the destination of a copy_."""
-    if b.sym.overload is _COPY_:
+    if b.sym.is_copy:
         return [a for a in b.flat_args[1:] if isinstance(a, TensorProxy)]
     storages = {a.storage for a in b.tensor_args}
     is_view = not has_effect(b) and b.tensor_outputs and all(o.storage in storages for o in b.tensor_outputs)
@@ -58,22 +58,24 @@ def read_arguments(b: BoundSymbol) -> list[TensorProxy]:
 def drop_clones(bound_symbols: list[BoundSymbol], trace: Trace) -> list[BoundSymbol]:
     """A clone that is only read, while its source keeps its value, is its source."""
     last_use: dict[int, int] = {}                              # by storage
-    written_at: dict[int, list[tuple[int, TensorProxy]]] = {}
-    writes: set[int] = set()
+    written_at: dict[int, list[tuple[int, TensorProxy, bool]]] = {}
+    kept_apart = {o.storage for o in trace.tensor_results}    # storages that a clone must keep for itself
     for n, b in enumerate(bound_symbols):
         for a in b.tensor_args:
             last_use[a.storage] = n
         for w in b.written:
-            written_at.setdefault(w.storage, []).append((n, w))
-            writes.add(w.storage)
-    returned = {o.storage for o in trace.tensor_results}
+            written_at.setdefault(w.storage, []).append((n, w, b.sym.is_copy))
+            kept_apart.add(w.storage)
+        if b.sym.opaque or b.sym.overload is _AS_STRIDED or b.sym in (prims.REGION_VIEW, prims.WRITE_REGION):
+            kept_apart.update(a.storage for a in b.tensor_args)
     same: dict[TensorProxy, TensorProxy] = {}
     kept = []
     for n, b in enumerate(bound_symbols):
         b = _rehomed(b, same)
-        if _is_clone(b) and b.output.storage not in returned | writes and b.args[0].same_layout(b.output):
+        if _is_clone(b) and b.output.storage not in kept_apart and b.args[0].same_layout(b.output) and b.args[0].stride == b.output.stride:
             source, end = b.args[0], last_use.get(b.output.storage, n)
-            if not any(n < m <= end and overlaps(w.bytes, source.bytes) for m, w in written_at.get(source.storage, ())):
+            if not any(n < m <= end and (overlaps(w.bytes, source.bytes) or not is_copy)
+                       for m, w, is_copy in written_at.get(source.storage, ())):
                 same[b.output] = source
                 last_use[source.storage] = max(last_use.get(source.storage, 0), end)
                 continue

@@ -165,6 +165,8 @@ class _Functionalizer:
         if b.sym.opaque or is_racy(flat, written):
             return self.verbatim(b)
         plain = b.sym.functional()
+        if any(w.dtype.is_complex for w in b.written):         # its rounding depends on which operands share memory
+            return self.verbatim(b)
         if all(self.stores[w.storage].visible for w in b.written) and not (plain and plain.pointwise or b.sym.is_copy):
             return self.verbatim(b)                            # a scatter, a random fill: in place is the least work
         values, _ = self.arguments(b)

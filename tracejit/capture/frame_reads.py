@@ -1,0 +1,95 @@
+"""What a frame reads whatever its locals are: globals, imports, closure cells, defaults."""
+from __future__ import annotations
+
+import logging
+import sys
+import types
+from typing import Any, Callable
+
+from ..errors import UnsupportedError
+from .explore import Explorer, leads_on
+from .frames import CodeFacts, functions_of, imported_modules
+from .known import CACHED_FUNCTION, HEAP_TYPE, KnownState, class_attributes, is_library_module
+from .state import MISSING, PLAIN, CellSlot, GetSlot, NameSlot, is_container, is_tensor
+
+
+class FrameReader:
+    """Registers these reads, and returns the values that lead on."""
+
+    def __init__(self, state: KnownState, explore: Explorer) -> None:
+        self.state, self.explore = state, explore
+        self.nested: set[int] = set()                     # code whose functions the call itself makes
+        self._entered: set[tuple[int, int]] = set()
+
+    def enter(self, frame: types.FrameType, code: CodeFacts, values: Any,
+              is_new_class: Callable[[type], bool]) -> list:
+        """What the code can reach by itself: globals, imports, its function's closure cells and defaults."""
+        space = frame.f_globals
+        roots = self.read_globals(code, space)
+        first = (id(code.code), id(space))
+        if first not in self._entered:
+            self._entered.add(first)
+            self._find_function(code, values, is_new_class)
+            self.nested.update(id(c) for c in code.code.co_consts if isinstance(c, types.CodeType))
+        for module in imported_modules(code, space.get("__package__")) if code.imports else ():
+            if not is_library_module(module):
+                self.state.adopt(module, module.__name__, None)
+                roots.append(module)
+        for function in self.state.functions.get(id(code.code), ()):
+            roots += self._read_function(code, function)
+        return roots
+
+    def read_globals(self, code: CodeFacts, space: dict) -> list:
+        roots = []
+        for name in code.stored_globals:
+            slot = NameSlot(self.state.space_of(space), name)
+            self.state.journal.add_slot((id(space), name), slot, f"global {name}")
+        for name in code.globals:
+            value = space.get(name, MISSING)
+            leads = leads_on(value)
+            if value is not MISSING and not (code.library and leads and not is_container(value)):
+                key = (id(space), name)
+                if not self.state.registered(key):
+                    before = self.state.journal.slot_before(key, value)
+                    slot = NameSlot(self.state.space_of(space), name)
+                    self.state.register(key, slot, f"global {name}", value, before)
+                if "random" in code.names and value is sys.modules.get("numpy"):
+                    raise UnsupportedError("the call draws random numbers from numpy")
+                if leads:
+                    roots.append(value)
+            if not leads and issubclass(type(value), types.ModuleType):
+                self.explore.read_library(code, value)
+            elif not leads and issubclass(type(value), logging.Logger):
+                for _, _, method, _ in class_attributes(type(value), code.names, False):
+                    if type(method) is CACHED_FUNCTION:          # warning_once
+                        self.state.adopt(method, name, None)
+        return roots
+
+    def _read_function(self, code: CodeFacts, function: types.FunctionType) -> list:
+        roots = []
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+            slot = CellSlot(cell)
+            self.state.journal.add_slot(("cell", id(cell)), slot, f"closure {name}")
+            value = self.state.register_slot(slot, f"closure {name}")
+            if "random" in code.names and value is sys.modules.get("numpy"):
+                raise UnsupportedError("the call draws random numbers from numpy")
+            roots.append(value)
+        for name in ("__defaults__", "__kwdefaults__"):
+            if getattr(function, name):
+                slot = GetSlot(function, name, lambda f, name=name: getattr(f, name))
+                roots.append(self.state.register_slot(slot, f"default of {function.__name__}"))
+        return roots
+
+    def _find_function(self, code: CodeFacts, values: Any, is_new_class: Callable[[type], bool]) -> None:
+        """The function of a frame when no name has led to it: a method, an operator, one of unknown origin."""
+        name = code.code.co_name
+        first = values.get(code.first_argument) if code.first_argument else None
+        if first is not None and type(first) not in PLAIN and not is_tensor(first):
+            kind = first if issubclass(type(first), type) else type(first)
+            if kind.__flags__ & HEAP_TYPE and not is_new_class(kind):
+                self.explore.register_method(kind, name)
+        number = id(code.code)
+        if number in self.state.functions or number in self.nested or not code.code.co_freevars:
+            return
+        for function in functions_of(code.code):
+            self.state.adopt(function, function.__name__, None)

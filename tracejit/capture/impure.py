@@ -1,0 +1,35 @@
+"""Calls of C functions that depend on the world outside, or act upon it: a trace cannot stand for them."""
+from __future__ import annotations
+
+import io
+import random
+from typing import Any
+
+from .state import contents, is_container, is_tensor
+
+_IMPURE_IDS = frozenset(map(id, (print, input, open, exec, eval, globals, breakpoint)))
+_IMPURE_MODULES = frozenset({
+    "time", "posix", "nt", "_io", "_socket", "_posixsubprocess", "select", "_random", "fcntl", "secrets"})
+_HARMLESS = frozenset({"fspath", "getpid", "sched_getaffinity", "cpu_count"})
+
+
+def is_impure(function: Any) -> bool:
+    """Clocks, files, processes and random numbers: what it returns or does is not a function of the state."""
+    if id(function) in _IMPURE_IDS:
+        return True
+    if function.__name__ in _HARMLESS:
+        return False
+    owner = getattr(function, "__self__", None)
+    if function.__module__ in _IMPURE_MODULES:
+        return True
+    kind = type(owner)
+    if issubclass(kind, io.IOBase):
+        return kind not in (io.StringIO, io.BytesIO)
+    if issubclass(kind, type):
+        return owner.__module__ == "datetime" and function.__name__ in ("now", "utcnow", "today")
+    return issubclass(kind, random.Random)
+
+
+def holds_tensor(value: Any) -> bool:
+    """Is this a tensor, or a container with one?"""
+    return is_tensor(value) or (is_container(value) and any(map(holds_tensor, contents(value))))
