@@ -6,11 +6,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TRACEJIT_CHECK", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+from pathlib import Path
+
 import pytest
 import torch
 
 FULL = os.environ.get("TRACEJIT_TEST_ALL") == "1"
+GOLDEN = Path(__file__).parent / "golden"
 LINE, TALLY = "tracejit_line", "tracejit_tally"
+
+
+def pytest_addoption(parser):
+    parser.addoption("--update-golden", action="store_true", help="write the golden texts anew instead of comparing")
 
 
 def pytest_configure(config):
@@ -31,6 +38,19 @@ def pytest_collection_modifyitems(config, items):
 def full():
     """True in the full run (`scripts/test.sh --all` or TRACEJIT_TEST_ALL=1): whole sets, not thinned ones."""
     return FULL
+
+
+@pytest.fixture
+def golden(request):
+    """`golden(name, text)` asserts that `text` is what tests/golden/NAME holds; --update-golden writes it there."""
+    def compare(name, text):
+        path = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        assert path.exists(), f"{path} does not exist: run with --update-golden and read what it writes"
+        assert text == path.read_text(), f"differs from {path}: if that is meant, run with --update-golden"
+    return compare
 
 
 @pytest.fixture

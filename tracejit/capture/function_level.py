@@ -6,13 +6,11 @@ that the dispatcher does not see (hooks, `.grad`, `backward`) is recorded here; 
 """
 from __future__ import annotations
 
-import dis
 import functools
 import sys
 import threading
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from types import CodeType
 from typing import Any, Callable, Iterator, Optional
 
 import torch
@@ -23,7 +21,9 @@ from ..errors import UnsupportedError
 from ..ir.proxy import layout_is_ambiguous
 from ..ir.symbol import Symbol
 from ..ir.trace import BoundSymbol, SourceLine
-from .fakes import Fakes, is_fake
+from ..torch_private import function_modes, saved_tensor_hooks, set_grad_mode, tensor_set, unseen_by_function_modes
+from .handlers import catches_value_errors
+from .fakes import Fakes, is_fake, real_tensors
 from .recorder import Recorder, current_modes, unprofiled
 
 _TORCH_PATH = torch.__path__[0] + "/"
@@ -66,14 +66,9 @@ def _refuse_exception_handlers(source: SourceLine) -> None:
     """An op that may raise on values, in a function that handles exceptions: which way it goes depends on data."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != __file__.rsplit("/", 1)[0] + "/tracer.py":
-        if is_user_file(frame.f_code.co_filename) and _handles_exceptions(frame.f_code):
-            raise UnsupportedError("an operation that may raise stands in a function with an except clause", where=str(source))
+        if is_user_file(frame.f_code.co_filename) and catches_value_errors(frame):
+            raise UnsupportedError("an operation that may raise stands in a try that catches its error", where=str(source))
         frame = frame.f_back
-
-
-@functools.lru_cache(None)
-def _handles_exceptions(code: CodeType) -> bool:
-    return any(i.opname in ("CHECK_EXC_MATCH", "JUMP_IF_NOT_EXC_MATCH") for i in dis.get_instructions(code))
 
 
 @functools.lru_cache(None)
@@ -109,13 +104,13 @@ class FunctionLevel(TorchFunctionMode):
         return self._line or user_line()
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
-        if func is torch._C._set_grad_enabled or sys.getprofile() is None:
+        if func is set_grad_mode or sys.getprofile() is None:
             return self._handle(func, args, kwargs or {})
         with unprofiled():
             return self._handle(func, args, kwargs or {})
 
     def _handle(self, func: Callable, args: tuple, kwargs: dict) -> Any:
-        if func is torch._C._set_grad_enabled:
+        if func is set_grad_mode:
             return func(*args, **kwargs)
         if func is _T.backward:
             return self._backward(*args, **kwargs)
@@ -134,7 +129,7 @@ class FunctionLevel(TorchFunctionMode):
         flat, spec = tree_flatten((args, kwargs))
         swapped = func in _COMPARISONS and is_fake(flat[0]) and isinstance(flat[1], _T) and not is_fake(flat[1])
         flat = [self._fake(a) if isinstance(a, _T) else a for a in flat]
-        if swapped and layout_is_ambiguous([self.recorder.proxy(a) for a in flat[:2]]):
+        if swapped and layout_is_ambiguous([self.recorder.proxy(a) for a in flat[:2]]) and _order_shows(*flat[:2]):
             raise UnsupportedError("a comparison whose operands are laid out differently", where=str(user_line()))
         args, kwargs = tree_unflatten(flat, spec)
         if self._inside:                                       # within a call that is recorded as one: fakes throughout
@@ -233,7 +228,7 @@ class FunctionLevel(TorchFunctionMode):
             return fake._version
         if owner is None or what == "version" and self.fakes.real_of(fake) is not owner:
             raise UnsupportedError(f"{what} of an intermediate result", where=str(user_line()))
-        with torch._C.DisableTorchFunction():
+        with unseen_by_function_modes():
             value = owner._version if what == "version" else owner.untyped_storage().data_ptr()
         self.host_reads.append((what, owner, value))
         if what == "version":
@@ -242,7 +237,7 @@ class FunctionLevel(TorchFunctionMode):
 
     def _refuse_saved_tensor_hooks(self) -> None:
         """They act on what autograd saves, which a replay does not show. Those of checkpoint only spare memory."""
-        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        hooks = saved_tensor_hooks()
         if hooks is not None and hooks[0].__module__ != "torch.utils.checkpoint":
             raise UnsupportedError("saved_tensors_hooks are set inside the function", where=str(self.source()))
 
@@ -258,7 +253,7 @@ class FunctionLevel(TorchFunctionMode):
 _local = threading.local()
 _patch_lock = threading.Lock()
 _patched = 0
-_apply, _set = torch.autograd.Function.__dict__["apply"], torch._C.TensorBase.set_
+_apply, _set = torch.autograd.Function.__dict__["apply"], tensor_set
 
 
 def active() -> Optional[FunctionLevel]:
@@ -267,7 +262,7 @@ def active() -> Optional[FunctionLevel]:
 
 
 def _recording() -> bool:
-    return active() is not None and torch._C._len_torch_function_stack() > 0
+    return active() is not None and function_modes() > 0
 
 
 def _recorded_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -281,6 +276,13 @@ def _recorded_set(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor
 
 def _is_function_apply(func: Callable) -> bool:
     return getattr(func, "__func__", None) is _apply.__func__
+
+
+def _order_shows(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Do the strides of a comparison's result depend on which operand comes first?"""
+    with real_tensors():
+        x, y = (torch.empty_strided(t.shape, t.stride()) for t in (a, b))
+        return (x == y).stride() != (y == x).stride()
 
 
 def _is_set_to(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -1,16 +1,18 @@
 """What a compiled entry assumes beyond the arguments' key, and the tables in which entries are found.
 
-Entries of one arguments' key are grouped by which state they read; within a group the values read are looked up in a
-dictionary, so the cost of a call does not grow with the number of entries.
+Entries of one arguments' key are grouped by which state they read; within a group the state is one token of a
+`KeyReader` and entries are looked up in a dictionary, so the cost of a call does not grow with their number.
 """
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Hashable, Optional
 
 import torch
 
-from .inputs import any_overlap, tensor_key
+from .inputs import CallInputs, StorageKeys
+from .locations import KeyReader
 
 ARGUMENT, STATE, GRAD = "argument", "state", "grad"
 
@@ -24,14 +26,14 @@ class InputSource:
     location: Any = None
 
     @property
-    def path(self) -> Hashable:
-        return (self.kind, self.index, self.location.path if self.location is not None else "")
+    def place(self) -> Hashable:
+        return (self.kind, self.index, self.location.ident if self.location is not None else None)
 
-    def fetch(self, arguments: list, inputs: list) -> Any:
+    def fetch(self, call: CallInputs, inputs: list) -> Any:
         if self.kind == ARGUMENT:
-            return arguments[self.index]
+            return call.tensors[self.index]
         if self.kind == STATE:
-            return self.location.read()
+            return self.location.read(call.roots)
         parent = inputs[self.index]
         return parent.grad if isinstance(parent, torch.Tensor) else None
 
@@ -53,58 +55,86 @@ class Guards:
     locations: tuple[Any, ...]
     host_reads: tuple[tuple[str, int], ...]
 
-    @property
-    def shape(self) -> Hashable:
-        """Entries with equal shapes read the same places: they share one table."""
-        return (tuple(s.path for s in self.sources), tuple(loc.path for loc in self.locations), self.host_reads)
+    @cached_property
+    def places(self) -> Hashable:
+        """Entries with equal places read the same state: they share one group."""
+        return (tuple(s.place for s in self.sources), tuple(loc.ident for loc in self.locations), self.host_reads)
 
-    @property
+    @cached_property
     def plain(self) -> bool:
-        """Nothing but the arguments is assumed."""
+        """Nothing but the arguments is assumed, and they are the inputs."""
         return not (self.locations or self.host_reads) and all(
             s.kind == ARGUMENT and s.index == i for i, s in enumerate(self.sources))
 
-    def read(self, arguments: list) -> Optional[tuple[Hashable, list]]:
-        """(values that the entry is keyed by, program inputs) for a call, or None when an input is no tensor any more."""
-        inputs: list = []
+    def inputs(self, call: CallInputs) -> Optional[list]:
+        """The program inputs of a call, or None when one is no tensor any more."""
+        found: list = []
         for s in self.sources:
-            t = s.fetch(arguments, inputs)
+            t = s.fetch(call, found)
             if not isinstance(t, torch.Tensor):
                 return None
-            inputs.append(t)
-        values: list = [loc.key() for loc in self.locations]
-        if len(inputs) > len(arguments):
-            storages: dict[int, int] = {}
-            values += [tensor_key(t, storages) for t in inputs]
-            values.append(tuple(map(_numbered(inputs), inputs)))
-            values.append(any_overlap(inputs))
-        values += [host_value(what, inputs[i]) for what, i in self.host_reads]
-        return tuple(values), inputs
+            found.append(t)
+        return found
+
+    def tensor_values(self, call: CallInputs, inputs: list) -> Hashable:
+        """What is assumed of the inputs that are no arguments, and what was read of inputs by the host."""
+        values: list = []
+        if len(inputs) > len(call.tensors):
+            storages = StorageKeys()
+            values += [storages.tensor_key(t) for t in inputs]
+            first: dict[int, int] = {}
+            values += [first.setdefault(id(t), len(first)) for t in inputs]
+            values.append(storages.overlap())
+        return tuple(values + [host_value(what, inputs[i]) for what, i in self.host_reads])
 
 
-def _numbered(inputs: list) -> Any:
-    first: dict[int, int] = {}
-    return lambda t: first.setdefault(id(t), len(first))
+class Group:
+    """Entries that read the same places."""
+
+    def __init__(self, guards: Guards) -> None:
+        self.guards, self.reader = guards, KeyReader(guards.locations)
+        self.entries: dict[Hashable, Any] = {}
+
+    def find(self, call: CallInputs) -> tuple[Any, list]:
+        if self.guards.plain:
+            return self.entries[None], call.tensors
+        token = self.reader(call.roots) if self.guards.locations else 0
+        inputs = self.guards.inputs(call) if token is not None else None
+        if inputs is None:
+            return None, []
+        return self.entries.get((token, self.guards.tensor_values(call, inputs))), inputs
+
+    def add(self, guards: Guards, call: CallInputs, entry: Any) -> list:
+        """File an entry under the state that its capture met; returns the program inputs."""
+        inputs = guards.inputs(call)
+        key = None
+        if not guards.plain:
+            expected = tuple(location.expected for location in guards.locations)
+            token = self.reader.register(expected) if expected else 0
+            key = (token, guards.tensor_values(call, inputs))
+        self.entries[key] = entry
+        return inputs
 
 
 @dataclass
 class EntryTable:
-    """The entries of one arguments' key. `add` under the values at capture, `find` under those of a call."""
+    """The entries of one arguments' key."""
 
-    groups: dict[Hashable, tuple[Guards, dict]] = field(default_factory=dict)
+    groups: dict[Hashable, Group] = field(default_factory=dict)
 
-    def find(self, arguments: list) -> tuple[Any, list]:
+    def find(self, call: CallInputs) -> tuple[Any, list]:
         """(entry, program inputs), or (None, [])."""
-        for guards, entries in self.groups.values():
-            if guards.plain:
-                return entries[()], arguments
-            found = guards.read(arguments)
-            if found is not None and found[0] in entries:
-                return entries[found[0]], found[1]
+        for group in self.groups.values():
+            entry, inputs = group.find(call)
+            if entry is not None:
+                return entry, inputs
         return None, []
 
-    def add(self, guards: Guards, values: Hashable, entry: Any) -> None:
-        self.groups.setdefault(guards.shape, (guards, {}))[1][() if guards.plain else values] = entry
+    def add(self, guards: Guards, call: CallInputs, entry: Any) -> list:
+        group = self.groups.get(guards.places)
+        if group is None:
+            group = self.groups[guards.places] = Group(guards)
+        return group.add(guards, call, entry)
 
     def __len__(self) -> int:
-        return sum(len(entries) for _, entries in self.groups.values())
+        return sum(len(group.entries) for group in self.groups.values())

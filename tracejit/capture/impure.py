@@ -5,6 +5,8 @@ import io
 import random
 from typing import Any
 
+import torch
+
 from .state import contents, is_container, is_tensor
 
 _IMPURE_IDS = frozenset(map(id, (print, input, open, exec, eval, globals, breakpoint)))
@@ -17,12 +19,14 @@ def is_impure(function: Any) -> bool:
     """Clocks, files, processes and random numbers: what it returns or does is not a function of the state."""
     if id(function) in _IMPURE_IDS:
         return True
-    if function.__name__ in _HARMLESS:
+    if function.__name__ in _HARMLESS or function.__name__.startswith("_path_"):
         return False
     owner = getattr(function, "__self__", None)
     if function.__module__ in _IMPURE_MODULES:
         return True
     kind = type(owner)
+    if issubclass(kind, torch.Generator):
+        return function.__name__ in ("manual_seed", "seed", "set_state")
     if issubclass(kind, io.IOBase):
         return kind not in (io.StringIO, io.BytesIO)
     if issubclass(kind, type):

@@ -5,46 +5,53 @@ arguments are one object and which share a storage.
 """
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Hashable, Optional
 
 import torch
 
-from ..errors import UnsupportedError
+from .state import identity
 from .structure import PLAIN, Structure, flatten, is_dataclass_value
 
-_SCALARS = (int, bool, str, type(None))
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_SCALARS = frozenset((int, bool, str, type(None)))
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+_LEAVES = _SCALARS | _TENSORS
 
 
 class CallInputs:
     """leaves: every argument leaf; tensors: the distinct tensor objects, in order; objects: leaves held by identity."""
 
-    __slots__ = ("args", "kwargs", "leaves", "structure", "tensors", "objects", "key")
-
     def __init__(self, args: tuple, kwargs: dict) -> None:
         self.args, self.kwargs = args, kwargs
         self.structure: Optional[Structure] = None
+        self.leaves: Any = args
         spec: Hashable = len(args)
-        if kwargs or not all(type(a) in _TENSORS or type(a) in _SCALARS for a in args):
+        for a in args:
+            if type(a) not in _LEAVES:
+                spec = None
+        if kwargs or spec is None:
             self.leaves, self.structure = flatten((args, kwargs), is_dataclass_value)
             spec = _spec_key(self.structure)
-        else:
-            self.leaves = list(args)
         self.tensors: list[torch.Tensor] = []
         self.objects: list[Any] = []
         self.key = (spec, *self._leaf_keys())
 
+    @cached_property
+    def roots(self) -> dict:
+        """The arguments as `StateReads` labels them: for state that is found through them."""
+        return {"args": self.args, "kwargs": self.kwargs, **dict(enumerate(self.tensors))}
+
     def _leaf_keys(self) -> list:
         seen: dict[int, int] = {}
-        storages: dict[int, int] = {}
         keys: list = []
+        storages = StorageKeys()
         for leaf in self.leaves:
             kind = type(leaf)
             if kind in _TENSORS or isinstance(leaf, torch.Tensor):
                 at = seen.setdefault(id(leaf), len(self.tensors))
                 if at == len(self.tensors):
                     self.tensors.append(leaf)
-                    keys.append(tensor_key(leaf, storages))
+                    keys.append(storages.tensor_key(leaf))
                 else:
                     keys.append(at)
             elif kind in _SCALARS:
@@ -53,10 +60,47 @@ class CallInputs:
                 keys += (kind, repr(leaf))
             else:
                 self.objects.append(leaf)
-                keys += (kind, id(leaf))
-        if len(storages) > 1 and any_overlap(self.tensors):
+                keys += (kind, identity(leaf))
+        if storages.overlap():
             keys.append("overlapping storages")
         return keys
+
+
+class StorageKeys:
+    """Keys of the tensors of one call: metadata, and which share a storage (numbered in order of appearance)."""
+
+    __slots__ = ("numbers", "spans")
+
+    def __init__(self) -> None:
+        self.numbers: dict[int, int] = {}
+        self.spans: list[tuple[int, int]] = []
+
+    def tensor_key(self, t: torch.Tensor) -> tuple:
+        """What a trace assumes of one tensor."""
+        if t.layout is not torch.strided or type(t) not in _TENSORS:
+            return (type(t), t.layout, "eager")
+        storage = t.untyped_storage()
+        nbytes, address = storage.nbytes(), storage._cdata
+        number = self.numbers.get(address)
+        if number is None:
+            number = self.numbers[address] = len(self.numbers)
+            self.spans.append((storage.data_ptr(), nbytes))
+        return (t.shape, t.stride(), t.dtype, t.storage_offset(), t.requires_grad, t.is_leaf, t.device, type(t),
+                t.is_conj(), t.is_neg(), t.is_inference(), nbytes, number)
+
+    def overlap(self) -> bool:
+        """Do two different storages lie over the same bytes (from numpy, shared memory)?"""
+        spans = self.spans
+        if len(spans) < 2:
+            return False
+        if len(spans) > 2:
+            spans = sorted(spans)
+        elif spans[0][0] > spans[1][0]:
+            spans = [spans[1], spans[0]]
+        for (first, nbytes), (following, _) in zip(spans, spans[1:]):
+            if first + nbytes > following and first:
+                return True
+        return False
 
 
 def _spec_key(structure: Structure) -> Hashable:
@@ -64,34 +108,9 @@ def _spec_key(structure: Structure) -> Hashable:
                                         for n in structure.nodes if n is not None))
 
 
-def tensor_key(t: torch.Tensor, storages: dict[int, int]) -> tuple:
-    """What a trace assumes of one tensor. `storages` numbers the storages of one call in order of appearance."""
-    if t.layout is not torch.strided or type(t) not in _TENSORS:
-        return (type(t), t.layout, "eager")
-    storage = t.untyped_storage()
-    return (t.shape, t.stride(), t.dtype, t.storage_offset(), t.requires_grad, t.is_leaf, t.device, type(t),
-            t.is_conj(), t.is_neg(), t.is_inference(), storage.nbytes(),
-            storages.setdefault(storage._cdata, len(storages)))
-
-
 def any_overlap(tensors: list[torch.Tensor]) -> bool:
-    """Do two different storages lie over the same bytes (from numpy, shared memory)?"""
-    spans = []
-    seen = set()
+    """Do two of these tensors lie over the same bytes without sharing a storage?"""
+    storages = StorageKeys()
     for t in tensors:
-        if t.layout is not torch.strided:
-            continue
-        s = t.untyped_storage()
-        if s._cdata in seen:
-            continue
-        seen.add(s._cdata)
-        first = s.data_ptr()
-        if first:
-            spans.append((first, first + s.nbytes()))
-    spans.sort()
-    return any(a[1] > b[0] for a, b in zip(spans, spans[1:]))
-
-
-def refuse_overlapping_storages(tensors: list[torch.Tensor]) -> None:
-    if any_overlap(tensors):
-        raise UnsupportedError("two tensors lie over the same memory without sharing a storage (from numpy?)")
+        storages.tensor_key(t)
+    return storages.overlap()

@@ -116,7 +116,8 @@ def _map_items(value: Any, function: Callable[[Any], Any], path: str = "") -> An
 
 @dataclass(frozen=True, eq=False)
 class StateWrite:
-    """One change of state. `how`: attribute, delete, setitem, delitem, items (of a list, deque or set).
+    """One change of state. `how`: attribute, add (to a number), delete, setitem, delitem, items (of a list,
+    deque or set).
 
     `slot` is what is assigned or, for the last three, what holds the container. `value` is what is stored:
     the new items for `items`, `[key, value]` when the key is no plain value, None for a deletion. It may hold
@@ -167,7 +168,9 @@ def _perform(write: StateWrite, holder: Any, value: Any, roots: Any) -> None:
     key = write.key
     if write.keyed:
         key, value = value if write.how == "setitem" else (value[0], None)
-    if write.how in ("attribute", "delete"):
+    if write.how == "add":
+        write.slot.write(write.slot.read(roots) + value, roots)
+    elif write.how in ("attribute", "delete"):
         write.slot.write(MISSING if write.how == "delete" else value, roots)
     elif write.how == "setitem":
         _dict_type(holder).__setitem__(holder, key, value)
@@ -262,8 +265,11 @@ class Journal:
         """Forgets a namespace: its owner was made by the call."""
         self._names.pop(id(names), None)
 
-    def writes(self) -> list[StateWrite]:
-        """The changes since the first touch. Raises UnsupportedError for one that cannot be replayed."""
+    def writes(self, moved: dict[tuple[int, str], int]) -> list[StateWrite]:
+        """The changes since the first touch; of the attributes in `moved`, by how much they are moved.
+
+        Raises UnsupportedError for a change that cannot be replayed.
+        """
         for value, copy, path in self._buffers.values():
             if freeze(value) != freeze(copy):
                 raise UnsupportedError(f"the call writes to the memory of {path}, a {type(value).__name__}")
@@ -271,7 +277,10 @@ class Journal:
         found: list[StateWrite] = []
         for value, slot, copy, path in self._containers.values():
             found += _container_writes(value, slot, copy, path, encode)
-        for slot, value, path in self._changed_slots():
+        for slot, value, path, key in self._changed_slots():
+            if key in moved:
+                found.append(StateWrite(path, "add", slot, moved[key]))
+                continue
             if value is MISSING:
                 found.append(StateWrite(path, "delete", slot))
                 continue
@@ -280,18 +289,18 @@ class Journal:
             found.append(StateWrite(path, "attribute", slot, new))
         return found
 
-    def _changed_slots(self) -> Iterator[tuple[Any, Any, str]]:
+    def _changed_slots(self) -> Iterator[tuple[Any, Any, str, Hashable]]:
         for space, names, copy, path in self._names.values():
             for name, value in list(names.items()):
                 if _differs(copy.get(name, MISSING), value):
-                    yield NameSlot(space, name), value, f"{path}.{name}"
+                    yield NameSlot(space, name), value, f"{path}.{name}", (id(names), name)
             for name in copy:
                 if name not in names:
-                    yield NameSlot(space, name), MISSING, f"{path}.{name}"
+                    yield NameSlot(space, name), MISSING, f"{path}.{name}", None
         for slot, old, path in self._slots.values():
             value = slot.read()
             if _differs(old, value):
-                yield slot, value, path
+                yield slot, value, path, None
 
     def rollback(self) -> None:
         """Puts everything back as it was when first touched."""

@@ -54,6 +54,7 @@ class KnownState:
         self.functions: dict[int, list[types.FunctionType]] = {}   # by id of the code
         self.cached_codes: set[int] = set()                        # of functions under lru_cache
         self.arguments: set[int] = set()                           # of objects that the caller takes apart
+        self.counted: dict[tuple[int, str], Known] = {}            # attributes that code counts in
         self._tensors: dict[int, tuple[Any, Any, str]] = {}        # tensor, slot, path
         self._registered: dict[Hashable, Location | None] = {}
         self._paths: dict[str, int] = {}
@@ -189,7 +190,9 @@ class KnownState:
         self._registered[key] = None
         if before is not value and (type(value) not in PLAIN or type(before) not in PLAIN
                                     or freeze(before) != freeze(value)):
-            return  # the call itself wrote it before it read it
+            if key not in self.counted:
+                return  # the call itself wrote it before it read it
+            value = before
         if owner is not None and id(owner.obj) in self.arguments:
             return
         if is_iterator(value):

@@ -20,6 +20,7 @@ from typing import Any, Callable, Iterable
 import torch
 
 from ..errors import UnsupportedError
+from .counters import Counters
 from .explore import Explorer, leads_on
 from .frame_reads import FrameReader
 from .frames import GLUE, SKIP, WATCH, CodeFacts, facts, known_facts, where
@@ -53,6 +54,7 @@ class StateReads:
     def __init__(self, fn: Callable, roots: Iterable[tuple[Any, str]] = ()) -> None:
         self.state = KnownState()
         self.explore = Explorer(self.state)
+        self.counters = Counters(self.state)
         self.frames = FrameReader(self.state, self.explore)
         self.error: UnsupportedError | None = None
         self._outside: types.FrameType | None = None
@@ -62,6 +64,7 @@ class StateReads:
         self._read_whole: dict[int, list] = {}            # objects read by untold names, by code
         self._new_classes: set[tuple[Any, Any]] = set()
         self._started = self._replays_arguments = False
+        self._moved: dict[tuple[int, str], int] = {}
         self._tensors = 0
         self._hook = self._on_event
         for value, path in roots:
@@ -121,7 +124,7 @@ class StateReads:
 
     def writes(self) -> list[StateWrite]:
         """How the call changed the state it met. UnsupportedError for a change that cannot be replayed."""
-        found = self.state.journal.writes()
+        found = self.state.journal.writes(self._moved)
         unknown = {id(record.space): record.path for record in self._provisional.values()}
         for write in found:
             space = getattr(write.slot, "space", None)
@@ -154,6 +157,7 @@ class StateReads:
                 self._previous.enable()
         self._outside = None
         self._settle()
+        self._moved = self.counters.settle()
         if self.error is not None and error is not self.error:
             raise self.error from None                     # the user's code caught it
         if replaced and error is None:
@@ -184,8 +188,11 @@ class StateReads:
             elif event == "c_call":
                 if known.kind != SKIP:
                     self._call_c(frame, known, arg)
-            elif event == "return" and arg is not None and type(arg) not in PLAIN and known.kind != SKIP:
-                self._leave(frame, known, arg)
+            elif event == "return" and known.kind != SKIP:
+                if arg is not None and type(arg) not in PLAIN:
+                    self._leave(frame, known, arg)
+                elif known.kind == WATCH and frame.f_code.co_name == "<module>":
+                    self._leave_import(frame)
         except UnsupportedError as e:
             self.error = e if e.where else UnsupportedError(str(e), where=where(frame))
             raise self.error from None
@@ -195,7 +202,7 @@ class StateReads:
     def _enter(self, frame: types.FrameType, code: CodeFacts) -> None:
         if code.code is _GETATTR:
             return self._enter_getattr(frame)
-        if code.code is _SETATTR or code.code is _DELATTR:
+        if code.code is _SETATTR or code.code is _DELATTR or code.code.co_name == "<module>":
             return None
         if code.makes == "self":
             self._note_made(frame, code)
@@ -203,7 +210,7 @@ class StateReads:
             self._started = True
             self._adopt_arguments(frame)
         values = frame.f_locals
-        if not code.code.co_flags & inspect.CO_NEWLOCALS and code.code.co_name != "<module>":
+        if not code.code.co_flags & inspect.CO_NEWLOCALS:
             self._new_classes.add((frame.f_globals.get("__name__"), code.code.co_name))     # a class body
         roots = self.frames.enter(frame, code, values, self._is_new_class)
         if code.looks_up:
@@ -212,6 +219,11 @@ class StateReads:
             if type(value) not in PLAIN and self._is_root(value):
                 roots.append(value)
         self.explore(code, roots, *self._names(code))
+        self.counters.assign(code.assigned)
+        for argument, name in code.counts:
+            obj = evaluate(frame, argument)
+            if not self.counters.count(obj, name):
+                self.explore(code, [obj], (name,))
         for argument in code.whole:
             obj = evaluate(frame, argument)
             self.explore(code, roots if obj is MISSING else (obj,), *self._names(code), True)
@@ -281,6 +293,15 @@ class StateReads:
             if known.kind == WATCH and self._is_root(value):
                 self.explore(known, (value,), *self._names(known))
 
+    def _leave_import(self, frame: types.FrameType) -> None:
+        """A module was loaded during the call: the frames that import it can read it from here on."""
+        outer = frame.f_back
+        while outer is not None and outer is not self._outside:
+            code = facts(outer)
+            if code.kind == WATCH and code.imports:
+                self.explore(code, self.frames.read_imports(code, outer.f_globals), *self._names(code))
+            outer = outer.f_back
+
     def _note_made(self, frame: types.FrameType, code: CodeFacts) -> None:
         if code.makes == "self" and code.first_argument:
             obj = frame.f_locals.get(code.first_argument)
@@ -320,16 +341,17 @@ class StateReads:
             if code.kind == WATCH:
                 self._call_by_name(frame, code, (attribute_at(frame)[0], None))
         elif is_impure(function):
-            if not self._is_cached(frame):
+            if not self._happens_once(frame):
                 name = function.__name__
                 raise UnsupportedError(f"the call depends on or acts upon the world outside: {name}()")
         elif function.__module__ in _SERIALIZERS and code.kind == WATCH:
             self._call_by_name(frame, code, (MISSING, None))
 
-    def _is_cached(self, frame: types.FrameType | None) -> bool:
-        """Within a function under lru_cache: eager does this once, too, and takes the result from then on."""
+    def _happens_once(self, frame: types.FrameType | None) -> bool:
+        """Within an import, or a function under lru_cache: eager does this once, too, and never again."""
         while frame is not None and frame is not self._outside:
-            if id(frame.f_code) in self.state.cached_codes:
+            code = frame.f_code
+            if id(code) in self.state.cached_codes or code.co_filename.startswith("<frozen importlib"):
                 return True
             frame = frame.f_back
         return False
@@ -338,6 +360,7 @@ class StateReads:
         """`getattr(object, name)` and the like: what cannot be told of it means all objects, or all names."""
         obj, name = site
         extra = self._extra.get(id(code.code), ())
+        self.counters.assign((name,))
         if name is not None and name not in extra:
             self._extra[id(code.code)] = extra + (name,)
         if obj is not MISSING:

@@ -17,8 +17,9 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from ..errors import UnsupportedError
 from ..ir import prims
 from ..ir.proxy import TensorConstant, TensorProxy, is_racy, layout_is_ambiguous, proxy_of
-from ..ir.symbol import Symbol, aten_symbol, is_composite
+from ..ir.symbol import Symbol, aten_symbol
 from ..ir.trace import BoundSymbol, Modes, SourceLine
+from ..torch_private import is_composite, unseen_by_function_modes
 from .fakes import NEEDS_DATA, Fakes, is_fake, real_tensors
 
 aten = torch.ops.aten
@@ -118,7 +119,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
         if sys.getprofile() is None:
             return self._dispatch(func, args, kwargs or {})
-        with unprofiled(), torch._C.DisableTorchFunction():    # a call that came past the function level, as from TorchScript
+        with unprofiled(), unseen_by_function_modes():    # a call that came past the function level, as from TorchScript
             return self._dispatch(func, args, kwargs or {})
 
     def _dispatch(self, func: Any, args: tuple, kwargs: dict) -> Any:

@@ -263,6 +263,27 @@ class SpaceSlot:
         return MISSING if names is None else names
 
 
+class TypeSlot:
+    """The type of what another slot holds."""
+
+    __slots__ = ("slot",)
+
+    def __init__(self, slot: Any) -> None:
+        self.slot = slot
+
+    @property
+    def space(self) -> Namespace:
+        return self.slot.space
+
+    @property
+    def name(self) -> str:
+        return self.slot.name
+
+    def read(self, roots: Any = None) -> Any:
+        value = self.slot.read(roots)
+        return MISSING if value is MISSING else type(value)
+
+
 class CellSlot:
     """The contents of a closure cell; the cell itself is held, what it holds is the user's."""
 

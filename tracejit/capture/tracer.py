@@ -19,6 +19,7 @@ import torch
 from ..errors import UnsupportedError
 from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol, Trace
+from ..torch_private import unseen_by_function_modes
 from .fakes import NEEDS_DATA, Fakes, is_fake, quiet_logs, real_tensors
 from .function_level import FunctionLevel, function_level, is_user_file
 from .guards import ARGUMENT, GRAD, STATE, Guards, InputSource
@@ -27,6 +28,7 @@ from .reads import StateReads
 from .recorder import current_modes
 from .structure import PLAIN, Structure, flatten
 
+_OUTDATED = object()
 _BY_REFERENCE = (type, type(inspect), type(len), type(lambda: 0), torch.Size, frozenset)
 
 
@@ -62,6 +64,7 @@ class _Capture:
         self.fakes = Fakes()
         self.level = FunctionLevel(self.fakes, self.add_input, lambda: self.watching())
         self.reads = StateReads(fn, [(o, f"argument {k}") for k, o in enumerate(call.objects)])
+        self.reads.adopt_call(call.args, call.kwargs)
         self.tensors: list[torch.Tensor] = []
         self.proxies: list[TensorProxy] = []
         self.sources: list[InputSource] = []
@@ -116,7 +119,7 @@ class _Capture:
     def add_input(self, real: torch.Tensor) -> torch.Tensor:
         """A real tensor that the program uses for the first time becomes an input, found by its place."""
         index = len(self.tensors)
-        with torch._C.DisableTorchFunction():
+        with unseen_by_function_modes():
             source, name = self.find_source(real, index)
             fake = self.fakes.find(real)
             fake = self.fakes.make(real) if fake is None else fake
@@ -217,7 +220,7 @@ def _history(t: torch.Tensor) -> Any:
     try:
         return t.grad_fn
     except RuntimeError:          # asking an outdated no_grad or split view for its grad_fn is itself an error
-        return None
+        return _OUTDATED
 
 
 def _looks_internal(name: str) -> bool:

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..ir.proxy import TensorProxy
-from ..ir.symbol import is_composite
 from ..ir.trace import BoundSymbol
+from ..torch_private import is_composite
 from .registry import Executor
 
 

@@ -6,6 +6,7 @@ from typing import Any, Callable
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from ..torch_private import conj_view, neg_view
 from .symbol import Symbol
 
 
@@ -37,8 +38,8 @@ def region_view(base: torch.Tensor, size: list[int], stride: list[int], offset: 
     """The view of base's whole storage with this size, stride and offset, in elements of `dtype`."""
     raw = base.new_empty(0, dtype=dtype).set_(base.untyped_storage(), 0, (base.untyped_storage().nbytes() // dtype.itemsize,))
     view = raw.as_strided(size, stride, offset)
-    view = torch._conj(view) if conj else view
-    return torch._neg_view(view) if neg else view
+    view = conj_view(view) if conj else view
+    return neg_view(view) if neg else view
 
 
 def on_copy(op: Callable, written: tuple[int, ...], fresh: tuple[int, ...], *args: Any, **kwargs: Any) -> list:

@@ -123,12 +123,6 @@ def aten_symbol(overload) -> Symbol:
 
 
 @lru_cache(None)
-def is_composite(overload) -> bool:
-    """Made of other ops for every backend: in inference mode nobody has decomposed it before we see it."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
-
-
-@lru_cache(None)
 def _functional_variant(overload):
     """The overload that computes what `overload` writes: same arguments less `out=`, one fresh result per written one."""
     if overload.namespace != "aten" or torch.Tag.nondeterministic_seeded in overload.tags:

@@ -21,7 +21,7 @@ _AS_STRIDED = torch.ops.aten.as_strided.default
 class ViewStep:
     """`proxy` is result `out_index` of `call` with `parent` at flat position `hole`.
 
-    Without a call it is an as_strided view of the storage's root: that is how metadata moves and odd views are told.
+    Without a call it is an as_strided view of a parentless proxy: that is how metadata moves and odd views are told.
     """
 
     proxy: TensorProxy
@@ -64,9 +64,10 @@ class Aliases:
 
     def _view(self, b: BoundSymbol, flat: list, out: TensorProxy, index: int) -> ViewStep:
         holes = [i for i, a in enumerate(flat) if isinstance(a, TensorProxy)]
+        over = next((flat[i] for i in holes if flat[i].storage == out.storage), self.roots[out.storage])
         plain = len(holes) == 1 and flat[holes[0]].storage == out.storage and not b.written
         if not plain or b.sym.overload is _AS_STRIDED:          # as_strided addresses the storage, whatever the view
-            return ViewStep(out, self.roots[out.storage])
+            return ViewStep(out, self.top(over))
         return ViewStep(out, flat[holes[0]], b, holes[0], index)
 
     def chain(self, p: TensorProxy) -> list[ViewStep]:

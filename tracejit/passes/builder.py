@@ -9,7 +9,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from ..ir.proxy import TensorConstant, TensorProxy, layout_is_ambiguous, proxy_of
 from ..ir.symbol import Symbol
-from ..ir.trace import NOWHERE, BoundSymbol, Modes, SourceLine
+from ..ir.trace import NOWHERE, BoundSymbol, Modes
+from ..torch_private import conj_view, neg_view
 
 
 class Builder:
@@ -71,5 +72,5 @@ def _stand_in(a: Any, device: str) -> Any:
         return a
     t = torch.empty_strided(a.shape, a.stride, dtype=a.dtype, device=device)
     t = t.zero_() if device == "cpu" else t
-    t = torch._conj(t) if a.conj else t
-    return torch._neg_view(t) if a.neg else t
+    t = conj_view(t) if a.conj else t
+    return neg_view(t) if a.neg else t

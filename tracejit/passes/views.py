@@ -6,6 +6,7 @@ the recorded layout: kernels choose their order of additions and of random draws
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map, tree_unflatten
@@ -42,6 +43,7 @@ class ViewReplay:
     def replay(self, value: TensorProxy, chain: list[ViewStep]) -> TensorProxy:
         """`chain` of view steps applied to `value`, which stands for the first step's parent."""
         for step in chain:
+            value = self.restride(value, step.parent)
             key = (value, step.proxy)
             if key not in self._made:
                 self._made[key] = self._step(value, step)
@@ -49,16 +51,20 @@ class ViewReplay:
         return value
 
     def _step(self, value: TensorProxy, step: ViewStep) -> TensorProxy:
-        value = self.restride(value, step.parent)
         if step.call is None:
             return self._strided(self.restride(value, step.parent, always=value.offset != step.parent.offset), step)
-        p = step.proxy
         args, kwargs = tree_unflatten(*view_arguments(step, value))
         shift = value.bytes.offset - step.parent.bytes.offset
-        out = replace(p, name=self.builder.new_name(), storage=value.storage, offset=p.offset + shift // p.dtype.itemsize)
-        outputs = tree_map(lambda o: out if o is p else None, step.call.output)
-        self.builder.bind(step.call.sym, args, kwargs, outputs)
-        return out
+
+        def here(o: Any) -> Any:
+            """A result of the call, where it lies in the storage of `value`; all results are made at once."""
+            if not isinstance(o, TensorProxy):
+                return o
+            self._made[value, o] = replace(o, name=self.builder.new_name(), storage=value.storage,
+                                           offset=o.offset + shift // o.dtype.itemsize)
+            return self._made[value, o]
+        self.builder.bind(step.call.sym, args, kwargs, tree_map(here, step.call.output))
+        return self._made[value, step.proxy]
 
     def _strided(self, value: TensorProxy, step: ViewStep) -> TensorProxy:
         p, root = step.proxy, step.parent

@@ -6,6 +6,8 @@ from typing import Any, Callable
 
 import torch
 
+from ..capture.inputs import CallInputs
+from ..capture.journal import replay
 from ..capture.structure import Structure
 from ..capture.tracer import Capture, StateEffect
 from ..ir.trace import Trace
@@ -13,11 +15,11 @@ from .program import Program
 
 
 class Entry:
-    """`run(inputs)` -> the user's result, with the program's writes to Python state made."""
+    """`run(inputs, call)` -> the user's result, with the program's writes to Python state made."""
 
     __slots__ = ("program", "run")
 
-    def __init__(self, program: Program, run: Callable[[list], Any]) -> None:
+    def __init__(self, program: Program, run: Callable[[list, CallInputs], Any]) -> None:
         self.program, self.run = program, run
 
 
@@ -26,14 +28,15 @@ def make_entry(captured: Capture, final: Trace) -> Entry:
     run = _under(_contexts(captured, final), program.run)
     build = _builder(captured.structure, captured.results)
     if captured.effects:
-        return Entry(program, lambda inputs: _finish(run(*inputs), build, captured.effects))
-    return Entry(program, lambda inputs: build(run(*inputs)))
+        return Entry(program, lambda inputs, call: _finish(run(*inputs), build, captured.effects, call))
+    return Entry(program, lambda inputs, call: build(run(*inputs)))
 
 
-def _finish(outputs: tuple, build: Callable[[tuple], Any], effects: tuple[StateEffect, ...]) -> Any:
-    for e in effects:
-        e.write.apply(lambda _, e=e: e.structure.unflatten(list(outputs[e.start:e.stop])))
-    return build(outputs)
+def _finish(outputs: tuple, build: Callable[[tuple], Any], effects: tuple[StateEffect, ...], call: CallInputs) -> Any:
+    result = build(outputs)
+    values = [e.structure.unflatten(list(outputs[e.start:e.stop])) for e in effects]
+    replay([e.write for e in effects], values, call.roots)
+    return result
 
 
 def _builder(structure: Structure, results: int) -> Callable[[tuple], Any]:
