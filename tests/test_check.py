@@ -74,7 +74,7 @@ def test_bound_twice():
 def test_the_very_same_name_bound_again():
     calls = chain(3)
     again = call(aten.add.Tensor, (x, 1), calls[0].output, source=calls[2].source)
-    assert "bound again" in refusal(trace([x], calls[0], calls[1], again))
+    assert "bound twice" in refusal(trace([x], calls[0], calls[1], again))
 
 
 def test_a_call_that_hands_back_its_argument_binds_nothing():
@@ -92,11 +92,15 @@ def test_two_inputs_of_one_name():
 
 
 def test_two_different_proxies_of_one_name():
-    impostor = call(aten.mul.Tensor, (tensor("x", (3,), 0), 2), tensor("v", (3,), 5), source=replace(USER, line=22))
+    impostor = call(
+        aten.mul.Tensor, (tensor("x", (3,), 0), 2), tensor("v", (3,), 5), source=replace(USER, line=22)
+    )
     assert "x is another x than the one bound" in refusal(trace([x], impostor))
 
 
-@pytest.mark.parametrize("result", [tensor("nowhere", (3,), 4), tensor("x", (3,), 0)], ids=["unknown", "another x"])
+@pytest.mark.parametrize(
+    "result", [tensor("nowhere", (3,), 4), tensor("x", (3,), 0)], ids=["unknown", "another x"]
+)
 def test_unknown_result(result):
     with pytest.raises(tracejit.TraceError, match=f"stage final: the result {result.name} is bound nowhere"):
         check_trace(trace([x], *chain(2), output=[x, result]))
@@ -118,9 +122,15 @@ def test_symbol_that_cannot_be_called():
         check_trace(trace([x], *calls[:2], broken))
 
 
-@pytest.mark.parametrize("metadata, said", [
-    ({"stride": (1, 1)}, "v2 has shape"), ({"shape": (-1,)}, "v2 has shape"), ({"shape": (3.0,)}, "v2 has shape"),
-    ({"dtype": float}, "v2 has no dtype")])
+@pytest.mark.parametrize(
+    "metadata, said",
+    [
+        ({"stride": (1, 1)}, "v2 has shape"),
+        ({"shape": (-1,)}, "v2 has shape"),
+        ({"shape": (3.0,)}, "v2 has shape"),
+        ({"dtype": float}, "v2 has no dtype"),
+    ],
+)
 def test_metadata_that_no_tensor_has(metadata, said):
     calls = chain(3)
     broken = replace(calls[2], output=replace(calls[2].output, **metadata))
@@ -135,7 +145,9 @@ def test_inside_a_region_names_are_bound_before_they_are_used_too():
 
 
 def test_nowhere_is_a_place():
-    broken = call(aten.mul.Tensor, (tensor("nowhere", (3,), 9), 2), tensor("v", (3,), 5), source=SourceLine("", 0))
+    broken = call(
+        aten.mul.Tensor, (tensor("nowhere", (3,), 9), 2), tensor("v", (3,), 5), source=SourceLine("", 0)
+    )
     with pytest.raises(tracejit.TraceError, match="nowhere is used before it is bound") as info:
         check_trace(trace([x], broken))
     assert info.value.where == "" and "\n  at " not in str(info.value)

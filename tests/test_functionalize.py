@@ -29,6 +29,7 @@ def x4():
 
 # ------------------------------------------------------------------ value form and memory form
 
+
 def test_mutation_of_an_intermediate_is_data_flow():
     def program(x):
         y = x + 1
@@ -39,7 +40,10 @@ def test_mutation_of_an_intermediate_is_data_flow():
 
     jfn = check(program, x4())
     made = stage(jfn, "functionalize")
-    assert not any(b.sym.overload is not None and b.written for b in made.bound_symbols) and made.count("copy_") == 0
+    assert (
+        not any(b.sym.overload is not None and b.written for b in made.bound_symbols)
+        and made.count("copy_") == 0
+    )
     assert made.count("select_scatter") == 2
 
 
@@ -97,7 +101,7 @@ def test_covered_pending_writes_are_dead_stores():
     def program(x):
         x[0].add_(1)
         x[1].add_(2)
-        x.copy_(x.new_ones(4, 4))
+        x.copy_(torch.ones(4, 4))
         x[2].add_(3)
         x[2].mul_(7)
 
@@ -105,8 +109,16 @@ def test_covered_pending_writes_are_dead_stores():
     assert copied_elements(jfn) == [16, 4]
 
 
-@pytest.mark.parametrize("overwrite", [lambda x: x.fill_(3.0), lambda x: x.zero_(), lambda x: x.fill_(x.new_ones(()))])
-def test_filling_reads_nothing_of_what_it_fills(overwrite):
+OVERWRITES = {
+    "fill_": lambda x: x.fill_(3.0),
+    "zero_": lambda x: x.zero_(),
+    "full slice": lambda x: x.__setitem__(slice(None), 3.0),
+    "ones_like": lambda x: x.copy_(torch.ones_like(x)),  # reads the shape, not the values
+}
+
+
+@pytest.mark.parametrize("overwrite", OVERWRITES.values(), ids=OVERWRITES)
+def test_overwriting_reads_nothing_of_what_it_overwrites(overwrite):
     def program(x):
         x[0].add_(1)
         overwrite(x)
@@ -130,7 +142,7 @@ def test_more_writes_than_the_buffer_holds(writes, visible):
     def program(x):
         y = x if visible else x + 0
         for i in range(writes):
-            y[i % 20, i % 3:] = float(i)
+            y[i % 20, i % 3 :] = float(i)
         return y * 2
 
     jfn = check(program, torch.zeros(20, 4))
@@ -140,7 +152,7 @@ def test_more_writes_than_the_buffer_holds(writes, visible):
 def test_overlapping_writes_beyond_the_buffer_keep_the_last_one():
     def program(x):
         for i in range(40):
-            x[i % 5: i % 5 + 3] = float(i)
+            x[i % 5 : i % 5 + 3] = float(i)
             if i == 20:
                 x.mul_(2)
         return x + 1
@@ -190,9 +202,18 @@ def test_write_through_a_chain_of_views(view, visible):
         assert count_copies(jfn) == 0 and not any(b.written for b in made.bound_symbols)
 
 
-@pytest.mark.parametrize("name, uses", [("relabel", "select_scatter"), ("permute", "permute"), ("slice of a slice", "slice_scatter"),
-                                        ("diagonal", "diagonal_scatter"), ("as_strided", "write_region"), ("dtype", "write_region"),
-                                        ("unfold", "write_region")])
+@pytest.mark.parametrize(
+    "name, uses",
+    [
+        ("relabel", "select_scatter"),
+        ("permute", "permute"),
+        ("slice of a slice", "slice_scatter"),
+        ("diagonal", "diagonal_scatter"),
+        ("as_strided", "write_region"),
+        ("dtype", "write_region"),
+        ("unfold", "write_region"),
+    ],
+)
 def test_how_a_write_goes_back_through_views(name, uses):
     def program(x):
         y = x * 1
@@ -222,7 +243,7 @@ def test_layout_of_the_base_survives_a_write():
 def test_what_values_cannot_express_becomes_memory():
     def program(x):
         y = x * 1
-        y[1:].copy_(y[:-1])                                     # a race that eager accepts or refuses as it likes
+        y[1:].copy_(y[:-1])  # a race that eager accepts or refuses as it likes
         return y
 
     def racy(x):

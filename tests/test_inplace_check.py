@@ -1,4 +1,4 @@
-"""The in-place checker, proved on traces built by hand: what breaks a rule is named, its harmless neighbour passes."""
+"""The in-place checker, proved on traces built by hand: what breaks a rule is named."""
 from dataclasses import replace
 
 import pytest
@@ -10,7 +10,7 @@ from tracejit.passes.inplace_check import inplace_check
 
 from cases.handmade import aten, call, copy_, region, tensor, trace, unfused
 
-X, Y = 0, 1                 # storages of memory that the caller sees
+X, Y = 0, 1  # storages of memory that the caller sees
 _names = iter(range(10**6))
 
 
@@ -79,12 +79,16 @@ NOT_INDEX_FOR_INDEX = {
     "reduction": lambda: call(aten.sum.dim_IntList, (x, [0]), value((4,))),
     "reduction that keeps the shape": lambda: call(aten.cumsum.default, (x, 0), value()),
     "softmax": lambda: call(aten._softmax.default, (x, 0, False), value()),
-    "gather": lambda: call(aten.gather.default, (x, 0, tensor("index", (4, 4), 9, dtype=torch.int64)), value()),
+    "gather": lambda: call(
+        aten.gather.default, (x, 0, tensor("index", (4, 4), 9, dtype=torch.int64)), value()
+    ),
     "index": lambda: call(aten.index.Tensor, (x, [tensor("index", (4,), 9, dtype=torch.int64)]), value()),
     "matmul": lambda: call(aten.mm.default, (x, memory("y", storage=Y)), value()),
     "roll": lambda: call(aten.roll.default, (x, [1]), value()),
     "broadcast": lambda: call(aten.add.Tensor, (x, memory("y", (2, 4, 4), Y)), value((2, 4, 4))),
-    "scatter in place": lambda: call(aten.index_fill_.int_Scalar, (x, 0, tensor("index", (4,), 9, dtype=torch.int64), 0), x),
+    "scatter in place": lambda: call(
+        aten.index_fill_.int_Scalar, (x, 0, tensor("index", (4,), 9, dtype=torch.int64), 0), x
+    ),
 }
 
 
@@ -118,9 +122,13 @@ def test_value_made_from_written_memory_is_tied_to_its_index():
 def test_read_through_a_view_of_a_value_is_refused(view):
     read = doubled(x)
     v = read.output
-    seen = {"t": lambda: call(aten.t.default, (v,), replace(v, name="vt", stride=(1, 4))),
-            "slice": lambda: call(aten.slice.Tensor, (v, 0, 1), replace(v, name="vs", shape=(3, 4), offset=4)),
-            "expand": lambda: call(aten.expand.default, (v, [2, 4, 4]), replace(v, name="ve", shape=(2, 4, 4), stride=(0, 4, 1)))}
+    seen = {
+        "t": lambda: call(aten.t.default, (v,), replace(v, name="vt", stride=(1, 4))),
+        "slice": lambda: call(aten.slice.Tensor, (v, 0, 1), replace(v, name="vs", shape=(3, 4), offset=4)),
+        "expand": lambda: call(
+            aten.expand.default, (v, [2, 4, 4]), replace(v, name="ve", shape=(2, 4, 4), stride=(0, 4, 1))
+        ),
+    }
     text = refusal(trace([x], region("r", read, seen[view](), copy_(x, v))))
     assert "x is written in the region and read through a view of its value" in text
 
@@ -132,6 +140,7 @@ def test_broadcasting_copy_of_written_memory_is_refused():
 
 
 # ------------------------------------------------------------------ inside a region: what is fine
+
 
 def test_index_for_index_read_then_write_is_fine():
     read = doubled(x)
@@ -172,7 +181,10 @@ def test_a_view_without_a_read_is_fine():
 
 # ------------------------------------------------------------------ inside a region: two writes
 
-@pytest.mark.parametrize("name", sorted(set(VIEWS_OF_X) - {"broadcast row"}))     # that one overlaps itself: another rule
+
+@pytest.mark.parametrize(
+    "name", sorted(set(VIEWS_OF_X) - {"broadcast row"})
+)  # that one overlaps itself: another rule
 def test_two_writes_of_overlapping_views_are_refused(name):
     view = VIEWS_OF_X[name]
     text = refusal(trace([x, view], region("twice", copy_(x, value()), copy_(view, value(view.shape)))))
@@ -203,6 +215,7 @@ def test_write_through_odd_strides_without_overlap_is_fine():
 
 # ------------------------------------------------------------------ order between calls and regions
 
+
 def writer(target=x, name="writer"):
     read = doubled(value(target.shape))
     return region(name, read, copy_(target, read.output))
@@ -212,7 +225,10 @@ def test_region_that_reads_a_destination_moved_before_its_writer_is_refused():
     w, r = writer(), region("reader", doubled(x))
     check(trace([x], w, r), trace([x], w, r))
     text = refusal(trace([x], r, w), trace([x], w, r))
-    assert "must come after the write aten.copy_.default(x, v" in text and "torch.ops.aten.mul.Tensor(x, 2)" in text
+    assert (
+        "must come after the write aten.copy_.default(x, v" in text
+        and "torch.ops.aten.mul.Tensor(x, 2)" in text
+    )
 
 
 @pytest.mark.parametrize("view", VIEWS_OF_X.values(), ids=VIEWS_OF_X)
@@ -224,7 +240,10 @@ def test_reader_of_an_alias_moved_before_the_writer_is_refused(view):
 def test_read_moved_after_a_write_is_refused():
     r, w = doubled(x), writer()
     text = refusal(trace([x], w, r), trace([x], r, w))
-    assert "must come before the write aten.copy_.default(x, v" in text and "torch.ops.aten.mul.Tensor(x, 2)" in text
+    assert (
+        "must come before the write aten.copy_.default(x, v" in text
+        and "torch.ops.aten.mul.Tensor(x, 2)" in text
+    )
 
 
 def test_two_writers_swapped_are_refused():
@@ -261,7 +280,7 @@ def test_separate_regions_in_the_recorded_order_are_fine():
 
 
 def test_fusing_a_read_over_a_write_is_refused():
-    """Reference: read, write, read. A region that holds both reads and stands before the write breaks the second."""
+    """Reference: read, write, read. A region of both reads before the write breaks the second."""
     first, w, second = doubled(x), writer(), doubled(x)
     refusal(trace([x], region("both", first, second), w), trace([x], first, w, second))
 
@@ -269,12 +288,13 @@ def test_fusing_a_read_over_a_write_is_refused():
 def test_a_write_that_nobody_makes_any_more_is_refused():
     first, last = writer(name="first"), writer(VIEWS_OF_X["row"], name="last")
     inputs = [x, VIEWS_OF_X["row"]]
-    refusal(trace(inputs, last), trace(inputs, first, last))        # a write over it shows that it is gone
-    with pytest.raises(tracejit.InplaceCopyError):                    # the caller is a reader as well
+    refusal(trace(inputs, last), trace(inputs, first, last))  # a write over it shows that it is gone
+    with pytest.raises(tracejit.InplaceCopyError):  # the caller is a reader as well
         check(trace(inputs, first), trace(inputs, first, last))
 
 
 # ------------------------------------------------------------------ through jit
+
 
 def program(a):
     b = a * 2
@@ -286,7 +306,9 @@ def reads_last_first(t):
     """A transform that moves every read of memory behind the writes."""
     writes = [b for b in t.bound_symbols if b.sym.is_copy]
     first = t.bound_symbols[:2]
-    return t.replace(bound_symbols=(first[1], *writes, first[0], *(b for b in t.bound_symbols[2:] if not b.sym.is_copy)))
+    return t.replace(
+        bound_symbols=(first[1], *writes, first[0], *(b for b in t.bound_symbols[2:] if not b.sym.is_copy))
+    )
 
 
 def test_transform_that_breaks_the_order_is_refused():
@@ -305,25 +327,39 @@ class Flipper(tracejit.Executor):
 
     def execute(self, bsym):
         target = bsym.args[0]
-        flip = call(aten.flip.default, (target, [0]), replace(value(target.shape), name="flipped"), source=bsym.source)
+        flip = call(
+            aten.flip.default, (target, [0]), replace(value(target.shape), name="flipped"), source=bsym.source
+        )
         fn = torch.ops.aten.copy_.default
-        return replace(bsym, sym=Symbol("flipping_copy", fn, writes_to=(0,)), subsymbols=(flip, bsym), executor=self.name)
+        return replace(
+            bsym, sym=Symbol("flipping_copy", fn, writes_to=(0,)), subsymbols=(flip, bsym), executor=self.name
+        )
 
 
 def test_executor_whose_region_races_is_refused():
     jfn = tracejit.jit(program, executors=[Flipper()], fallback="error")
     a = torch.ones(3)
-    with pytest.raises(tracejit.InplaceCopyError, match="in region flipping_copy: .*read other than index for index") as info:
+    with pytest.raises(
+        tracejit.InplaceCopyError, match="in region flipping_copy: .*read other than index for index"
+    ) as info:
         jfn(a)
-    assert "test_inplace_check.py" in info.value.where and "disable_inplace_copy_check=True" in str(info.value)
+    assert "test_inplace_check.py" in info.value.where and "disable_inplace_copy_check=True" in str(
+        info.value
+    )
     assert torch.equal(a, torch.ones(3)), "refused before anything ran"
 
 
 def test_switch_skips_the_check_and_changes_nothing_else():
     want_a = torch.ones(3)
     want = program(want_a)
-    checked, skipped, racing = (tracejit.jit(program, fallback="error", **options) for options in (
-        {}, {"disable_inplace_copy_check": True}, {"disable_inplace_copy_check": True, "executors": [Flipper()]}))
+    checked, skipped, racing = (
+        tracejit.jit(program, fallback="error", **options)
+        for options in (
+            {},
+            {"disable_inplace_copy_check": True},
+            {"disable_inplace_copy_check": True, "executors": [Flipper()]},
+        )
+    )
     for jfn in (checked, skipped, racing):
         a = torch.ones(3)
         assert torch.equal(jfn(a), want) and torch.equal(a, want_a)
@@ -339,7 +375,9 @@ class OwnKernels(tracejit.Executor):
         return bsym.sym.is_copy
 
     def execute(self, bsym):
-        return replace(bsym, sym=Symbol("own.copy", lambda a, b: a.copy_(b), writes_to=(0,)), executor=self.name)
+        return replace(
+            bsym, sym=Symbol("own.copy", lambda a, b: a.copy_(b), writes_to=(0,)), executor=self.name
+        )
 
 
 def test_executor_that_keeps_the_order_under_names_of_its_own_is_fine():

@@ -29,7 +29,9 @@ def regions(draw):
     dims = draw(st.integers(0, 3))
     sizes = draw(st.lists(st.integers(0, 4), min_size=dims, max_size=dims))
     strides = draw(st.lists(st.integers(0, 6), min_size=dims, max_size=dims))
-    return byte_region(draw(st.integers(0, 8)), tuple(sizes), tuple(strides), draw(st.sampled_from(ITEMSIZES)))
+    return byte_region(
+        draw(st.integers(0, 8)), tuple(sizes), tuple(strides), draw(st.sampled_from(ITEMSIZES))
+    )
 
 
 many = settings(max_examples=400, deadline=None)
@@ -81,7 +83,9 @@ def test_a_region_covers_and_meets_itself_and_cover_implies_overlap(a, b):
 @given(regions())
 def test_equal_memory_at_equal_indices_compares_equal(region):
     """The stride of a dimension of size 1 says nothing."""
-    other = byte_region(0, region.size, tuple(1000 if n == 1 else s for n, s in zip(region.size, (1, 2, 3))), 1)
+    other = byte_region(
+        0, region.size, tuple(1000 if n == 1 else s for n, s in zip(region.size, (1, 2, 3))), 1
+    )
     plain = byte_region(0, region.size, tuple(7 if n == 1 else s for n, s in zip(region.size, (1, 2, 3))), 1)
     assert other == plain and hash(other) == hash(plain)
 
@@ -110,7 +114,7 @@ def region_of(t):
 
 @pytest.mark.parametrize("first, second", [*itertools.product(VIEWS, VIEWS)])
 def test_views_of_one_tensor(first, second):
-    """What one view writes is seen through another iff they overlap, and whole iff the first covers the second."""
+    """What one view writes is seen through another iff they overlap, whole iff it covers that one."""
     base = torch.zeros(4, 6)
     a, b = VIEWS[first](base), VIEWS[second](base)
     marks = torch.zeros(base.numel() * 4, dtype=torch.bool)
@@ -120,18 +124,22 @@ def test_views_of_one_tensor(first, second):
     assert covers(region_of(a), region_of(b)) == bool(seen.all())
 
 
-# ------------------------------------------------------------------ beyond the limit: cheap, and wrong on the safe side
+# ------------------------------------------------------------------ beyond the limit: wrong on the safe side
 
 BIG = math.isqrt(EXACT_LIMIT) * 2
 
 
 def test_large_dense_regions_are_exact():
     whole = byte_region(0, (BIG, BIG), (BIG, 1), 4)
-    top, bottom = byte_region(0, (BIG // 2, BIG), (BIG, 1), 4), byte_region(BIG * BIG // 2, (BIG // 2, BIG), (BIG, 1), 4)
+    top, bottom = byte_region(0, (BIG // 2, BIG), (BIG, 1), 4), byte_region(
+        BIG * BIG // 2, (BIG // 2, BIG), (BIG, 1), 4
+    )
     assert whole.dense and not whole.overlaps_itself
     assert covers(whole, top) and covers(whole, bottom) and not covers(top, whole)
     assert overlaps(whole, top) and not overlaps(top, bottom)
-    assert covers(whole, byte_region(0, (BIG, BIG), (1, BIG), 4)), "a dense region covers any order of its bytes"
+    assert covers(
+        whole, byte_region(0, (BIG, BIG), (1, BIG), 4)
+    ), "a dense region covers any order of its bytes"
 
 
 def test_large_strided_regions_err_on_the_safe_side():
@@ -144,9 +152,9 @@ def test_large_strided_regions_err_on_the_safe_side():
 
 
 def test_small_regions_with_far_ends_are_exact():
-    far = byte_region(0, (2, 3), (10 ** 9, 7), 8)
-    between = byte_region(10 ** 8, (100,), (1,), 8)
-    assert not overlaps(far, between) and overlaps(far, byte_region(10 ** 9 + 14, (1,), (1,), 8))
+    far = byte_region(0, (2, 3), (10**9, 7), 8)
+    between = byte_region(10**8, (100,), (1,), 8)
+    assert not overlaps(far, between) and overlaps(far, byte_region(10**9 + 14, (1,), (1,), 8))
 
 
 def test_zero_dimensional_and_empty():
@@ -158,6 +166,7 @@ def test_zero_dimensional_and_empty():
 
 # ------------------------------------------------------------------ racy calls
 
+
 def test_racy_is_a_read_at_another_index_or_a_double_write():
     x, again = tensor("x", (4, 4), 0), tensor("again", (4, 4), 0)
     xt, row, y = tensor("xt", (4, 4), 0, stride=(1, 4)), tensor("row", (4,), 0), tensor("y", (4, 4), 1)
@@ -165,5 +174,7 @@ def test_racy_is_a_read_at_another_index_or_a_double_write():
     assert not is_racy([x, x], (0,)) and not is_racy([x, again], (0,)) and not is_racy([x, y], (0,))
     assert is_racy([x, xt], (0,)) and is_racy([x, row], (0,)) and is_racy([row, x], (0,))
     assert is_racy([spread, y], (0,)) and not is_racy([y, spread], (0,))
-    assert is_racy([x, xt, y, y], (0, 1)) and is_racy([x, y, again, y], (0, 1)), "a foreach op writes one after another"
+    assert is_racy([x, xt, y, y], (0, 1)) and is_racy(
+        [x, y, again, y], (0, 1)
+    ), "a foreach op writes one after another"
     assert not is_racy([x, 2, None], (0,))

@@ -54,7 +54,11 @@ def test_clone_of_memory_that_is_written_after_its_last_use_goes():
 
 def test_clone_read_by_the_very_call_that_overwrites_its_source_goes_only_for_copy_():
     assert after_copies(cloned(a, v), copy_(b, v)) == ["copy_"]
-    assert after_copies(cloned(a, v), call(aten.cumsum_.default, (a, 0), a), doubled(v, w), output=[w]) == ["clone", "cumsum_", "mul"]
+    assert after_copies(cloned(a, v), call(aten.cumsum_.default, (a, 0), a), doubled(v, w), output=[w]) == [
+        "clone",
+        "cumsum_",
+        "mul",
+    ]
 
 
 def test_clone_of_memory_that_is_written_while_it_is_used_stays():
@@ -64,13 +68,20 @@ def test_clone_of_memory_that_is_written_while_it_is_used_stays():
 def test_clone_survives_a_write_beside_its_source():
     first, second = tensor("first", (2,), 0), tensor("second", (2,), 0, offset=2)
     fv, fw = tensor("fv", (2,), 10), tensor("fw", (2,), 11)
-    assert after_copies(cloned(first, fv), copy_(second, fw), doubled(fv, w), output=[w], inputs=(first, second, fw)) == ["copy_", "mul"]
+    assert after_copies(
+        cloned(first, fv), copy_(second, fw), doubled(fv, w), output=[w], inputs=(first, second, fw)
+    ) == ["copy_", "mul"]
 
 
-@pytest.mark.parametrize("kept", [
-    [cloned(a, v)], [cloned(a, v), call(aten.add_.Tensor, (v, 1), v)],
-    [cloned(a, v), call(aten.as_strided.default, (v, [2], [1], 1), tensor("s", (2,), 10, offset=1))]],
-    ids=["returned", "written", "as_strided"])
+@pytest.mark.parametrize(
+    "kept",
+    [
+        [cloned(a, v)],
+        [cloned(a, v), call(aten.add_.Tensor, (v, 1), v)],
+        [cloned(a, v), call(aten.as_strided.default, (v, [2], [1], 1), tensor("s", (2,), 10, offset=1))],
+    ],
+    ids=["returned", "written", "as_strided"],
+)
 def test_clone_that_needs_memory_of_its_own_stays(kept):
     assert "clone" in after_copies(*kept, output=[v])
 
@@ -78,24 +89,43 @@ def test_clone_that_needs_memory_of_its_own_stays(kept):
 def test_clone_in_another_layout_stays():
     t, out = tensor("t", (2, 2), 0, stride=(1, 2)), tensor("out", (2, 2), 10)
     r = tensor("r", (2, 2), 11)
-    assert after_copies(call(aten.clone.default, (t,), out, memory_format=torch.contiguous_format), doubled(out, r), output=[r],
-                        inputs=(t,)) == ["clone", "mul"]
+    assert after_copies(
+        call(aten.clone.default, (t,), out, memory_format=torch.contiguous_format),
+        doubled(out, r),
+        output=[r],
+        inputs=(t,),
+    ) == ["clone", "mul"]
 
 
 def test_views_of_a_dropped_clone_are_views_of_its_source():
     row, target = tensor("row", (2,), 10, offset=2), tensor("r", (2,), 12)
     source = tensor("source", (4,), 0, offset=4)
-    made = copies(trace([source], cloned(source, v), call(aten.slice.Tensor, (v, 0, 2), row), doubled(row, target), output=[target]))
+    made = copies(
+        trace(
+            [source],
+            cloned(source, v),
+            call(aten.slice.Tensor, (v, 0, 2), row),
+            doubled(row, target),
+            output=[target],
+        )
+    )
     assert ops(made) == ["slice", "mul"]
     view = made.bound_symbols[0].output
     assert (view.storage, view.offset) == (0, 6) and made.bound_symbols[1].args[0] is view
 
 
-@pytest.mark.parametrize("program", [
-    lambda x: (x.clone() + x.add_(1), x), lambda x: (x.clone().t()[1] * 2, x.mul_(2)),
-    lambda x: (lambda y: (x.zero_(), y + 1))(x.clone()), lambda x: (lambda y: (x[0].zero_(), y[1] + 1))(x.clone()),
-    lambda x: x.copy_(x.t().clone()), lambda x: x[1:].copy_(x[:-1].clone()),
-    lambda x: (lambda y: (x.t().copy_(y), x[1].copy_(y[0])))(x.clone())])
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: (x.clone() + x.add_(1), x),
+        lambda x: (x.clone().t()[1] * 2, x.mul_(2)),
+        lambda x: (lambda y: (x.zero_(), y + 1))(x.clone()),
+        lambda x: (lambda y: (x[0].zero_(), y[1] + 1))(x.clone()),
+        lambda x: x.copy_(x.t().clone()),
+        lambda x: x[1:].copy_(x[:-1].clone()),
+        lambda x: (lambda y: (x.t().copy_(y), x[1].copy_(y[0])))(x.clone()),
+    ],
+)
 def test_dropping_clones_changes_nothing(program):
     check(program, x4())
 
@@ -113,16 +143,28 @@ def test_swap_needs_one_temporary():
 
 # ------------------------------------------------------------------ copies: dead stores
 
+
 def test_store_overwritten_before_any_read_goes():
     assert after_copies(copy_(a, v), copy_(a, w), inputs=(a, v, w)) == ["copy_"]
-    assert after_copies(copy_(a, v), doubled(b, u), copy_(a, w), inputs=(a, b, v, w), output=[u]) == ["mul", "copy_"]
+    assert after_copies(copy_(a, v), doubled(b, u), copy_(a, w), inputs=(a, b, v, w), output=[u]) == [
+        "mul",
+        "copy_",
+    ]
 
 
 def test_store_read_between_stays():
-    assert after_copies(copy_(a, v), doubled(a, u), copy_(a, w), inputs=(a, v, w), output=[u]) == ["copy_", "mul", "copy_"]
+    assert after_copies(copy_(a, v), doubled(a, u), copy_(a, w), inputs=(a, v, w), output=[u]) == [
+        "copy_",
+        "mul",
+        "copy_",
+    ]
     part = tensor("part", (1,), 0, offset=3)
     p = tensor("p", (1,), 13)
-    assert after_copies(copy_(a, v), doubled(part, p), copy_(a, w), inputs=(a, part, v, w), output=[p]) == ["copy_", "mul", "copy_"]
+    assert after_copies(copy_(a, v), doubled(part, p), copy_(a, w), inputs=(a, part, v, w), output=[p]) == [
+        "copy_",
+        "mul",
+        "copy_",
+    ]
 
 
 def test_store_partly_overwritten_stays():
@@ -134,7 +176,11 @@ def test_store_partly_overwritten_stays():
 def test_store_before_an_op_that_may_raise_stays():
     index = tensor("i", (1,), 20, dtype=torch.int64)
     taken = call(aten.index.Tensor, (b, [index]), tensor("t", (1,), 21))
-    assert after_copies(copy_(a, v), taken, copy_(a, w), inputs=(a, b, v, w, index)) == ["copy_", "index", "copy_"]
+    assert after_copies(copy_(a, v), taken, copy_(a, w), inputs=(a, b, v, w, index)) == [
+        "copy_",
+        "index",
+        "copy_",
+    ]
 
 
 def test_store_read_by_the_store_that_overwrites_it_stays():
@@ -145,6 +191,7 @@ def test_store_read_by_the_store_that_overwrites_it_stays():
 
 # ------------------------------------------------------------------ cse
 
+
 def after_cse(*calls, output=(), inputs=(a, b)):
     return cse(trace(inputs, *calls, output=output))
 
@@ -154,18 +201,29 @@ def test_equal_calls_are_made_once():
     assert ops(made) == ["mul", "add"] and made.bound_symbols[1].args == (v, v)
 
 
-@pytest.mark.parametrize("second", [
-    call(aten.mul.Tensor, (a, 2.0), w), call(aten.mul.Tensor, (a, True), w), call(aten.mul.Tensor, (b, 2), w),
-    call(aten.add.Tensor, (a, 2), w)], ids=["2.0", "True", "b", "add"])
+@pytest.mark.parametrize(
+    "second",
+    [
+        call(aten.mul.Tensor, (a, 2.0), w),
+        call(aten.mul.Tensor, (a, True), w),
+        call(aten.mul.Tensor, (b, 2), w),
+        call(aten.add.Tensor, (a, 2), w),
+    ],
+    ids=["2.0", "True", "b", "add"],
+)
 def test_different_calls_stay(second):
     made = after_cse(doubled(a, v), second, call(aten.add.Tensor, (v, w), u), output=[u])
     assert len(made.bound_symbols) == 3
 
 
 def test_reads_of_memory_are_equal_only_between_writes():
-    written = after_cse(doubled(a, v), copy_(a, b), doubled(a, w), call(aten.add.Tensor, (v, w), u), output=[u])
+    written = after_cse(
+        doubled(a, v), copy_(a, b), doubled(a, w), call(aten.add.Tensor, (v, w), u), output=[u]
+    )
     assert ops(written) == ["mul", "copy_", "mul", "add"]
-    elsewhere = after_cse(doubled(a, v), copy_(b, v), doubled(a, w), call(aten.add.Tensor, (v, w), u), output=[u])
+    elsewhere = after_cse(
+        doubled(a, v), copy_(b, v), doubled(a, w), call(aten.add.Tensor, (v, w), u), output=[u]
+    )
     assert ops(elsewhere) == ["mul", "copy_", "add"]
 
 
@@ -173,7 +231,15 @@ def test_view_of_memory_is_the_same_at_any_time_but_reads_through_it_are_not():
     row, again = tensor("row", (2,), 0), tensor("again", (2,), 0)
     r1, r2, r3 = (tensor(n, (2,), 30 + k) for k, n in enumerate(("r1", "r2", "r3")))
     first, second = (call(aten.slice.Tensor, (a, 0, 0, 2), t) for t in (row, again))
-    made = after_cse(first, doubled(row, r1), copy_(a, b), second, doubled(again, r2), call(aten.add.Tensor, (r1, r2), r3), output=[r3])
+    made = after_cse(
+        first,
+        doubled(row, r1),
+        copy_(a, b),
+        second,
+        doubled(again, r2),
+        call(aten.add.Tensor, (r1, r2), r3),
+        output=[r3],
+    )
     assert ops(made) == ["slice", "mul", "copy_", "mul", "add"] and made.bound_symbols[3].args[0] is row
 
 
@@ -181,7 +247,10 @@ def test_random_and_effectful_calls_are_never_merged():
     for op, args in ((aten.rand_like.default, (a,)), (aten.bernoulli.default, (a,))):
         made = after_cse(call(op, args, v), call(op, args, w), call(aten.add.Tensor, (v, w), u), output=[u])
         assert len(made.bound_symbols) == 3
-    assert ops(after_cse(call(aten.add_.Tensor, (a, 1), a), call(aten.add_.Tensor, (a, 1), a))) == ["add_", "add_"]
+    assert ops(after_cse(call(aten.add_.Tensor, (a, 1), a), call(aten.add_.Tensor, (a, 1), a))) == [
+        "add_",
+        "add_",
+    ]
 
 
 def test_results_gain_no_alias():
@@ -191,13 +260,27 @@ def test_results_gain_no_alias():
     assert one.output == (v, u) and len(one.bound_symbols) == 2
 
 
-@pytest.mark.parametrize("program", [
-    lambda x: (x + 1, x + 1), lambda x: ((x + 1)[0], (x + 1)[0]), lambda x: ((x + 1).t(), x + 1),
-    lambda x: (x.clone(), x.clone()), lambda x: (torch.zeros(2), torch.zeros(2), torch.zeros(2) + torch.zeros(2)),
-    lambda x: (x.sum(), x.add_(1), x.sum()), lambda x: (torch.rand(3) - torch.rand(3), torch.rand(3)),
-    lambda x: (x * 2 + x.mul_(1) * 2, x * -0.0 + x * 0.0), lambda x: (torch.empty(0).new_zeros(2), (x > 1) == (x > 1.0)),
-    lambda x: (lambda y, z: (y.add_(1), z))(x + 1, x + 1), lambda x: (lambda y, z: (y.set_(z), z.zero_()))(x + 1, x + 1),
-    lambda x: (x / 1 == x / True, x * torch.tensor(2.0) + x * torch.tensor(2.0), x * torch.tensor(2.0) + x * torch.tensor(3.0))])
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: (x + 1, x + 1),
+        lambda x: ((x + 1)[0], (x + 1)[0]),
+        lambda x: ((x + 1).t(), x + 1),
+        lambda x: (x.clone(), x.clone()),
+        lambda x: (torch.zeros(2), torch.zeros(2), torch.zeros(2) + torch.zeros(2)),
+        lambda x: (x.sum(), x.add_(1), x.sum()),
+        lambda x: (torch.rand(3) - torch.rand(3), torch.rand(3)),
+        lambda x: (x * 2 + x.mul_(1) * 2, x * -0.0 + x * 0.0),
+        lambda x: (torch.empty(0).new_zeros(2), (x > 1) == (x > 1.0)),
+        lambda x: (lambda y, z: (y.add_(1), z))(x + 1, x + 1),
+        lambda x: (lambda y, z: (y.set_(z), z.zero_()))(x + 1, x + 1),
+        lambda x: (
+            x / 1 == x / True,
+            x * torch.tensor(2.0) + x * torch.tensor(2.0),
+            x * torch.tensor(2.0) + x * torch.tensor(3.0),
+        ),
+    ],
+)
 def test_merging_changes_nothing(program):
     def after(result, args):
         for t in result:
@@ -210,14 +293,22 @@ def test_merging_changes_nothing(program):
 
 # ------------------------------------------------------------------ dce
 
+
 def test_unused_calls_go_in_chains():
     made = dce(trace([a], doubled(a, v), doubled(v, w), doubled(a, u), output=[u]))
     assert ops(made) == ["mul"] and made.bound_symbols[0].output is u
 
 
-@pytest.mark.parametrize("effect", [
-    copy_(a, b), call(aten.rand_like.default, (a,), v), call(aten.remainder.Tensor, (tensor("i", (4,), 0, dtype=torch.int64), 2), v),
-    call(aten.linalg_cholesky_ex.default, (a,), v)], ids=["write", "random", "integer division", "linalg"])
+@pytest.mark.parametrize(
+    "effect",
+    [
+        copy_(a, b),
+        call(aten.rand_like.default, (a,), v),
+        call(aten.remainder.Tensor, (tensor("i", (4,), 0, dtype=torch.int64), 2), v),
+        call(aten.linalg_cholesky_ex.default, (a,), v),
+    ],
+    ids=["write", "random", "integer division", "linalg"],
+)
 def test_effects_stay(effect):
     assert ops(dce(trace([a, b], effect))) == [effect.sym.packet]
 
@@ -231,9 +322,15 @@ def test_one_live_output_keeps_a_call():
     assert ops(dce(trace([a], many, output=[w]))) == ["max"]
 
 
-@pytest.mark.parametrize("program", [
-    lambda x: (x + 1, None)[1], lambda x: (torch.rand(3), torch.rand(3))[1], lambda x: (x.exp(), x.add_(1))[1],
-    lambda x: [x[[0, 1]], x * 2][1]])
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: (x + 1, None)[1],
+        lambda x: (torch.rand(3), torch.rand(3))[1],
+        lambda x: (x.exp(), x.add_(1))[1],
+        lambda x: [x[[0, 1]], x * 2][1],
+    ],
+)
 def test_dropping_what_is_unused_changes_nothing(program):
     check(program, x4())
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import keyword
 import threading
 import warnings
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class CompiledFunction:
         functools.update_wrapper(self, fn, updated=())
         self.__wrapped__ = fn
         self.options = options
-        self.name = options.name or _name_of(fn)
+        self.name = _name_of(fn, options.name)
         self.last_traces: list[Trace] = []
         self._tables: dict[Any, EntryTable] = {}
         self._eager: dict[Any, UnsupportedError] = {}
@@ -194,10 +195,13 @@ def _jit_module(module: torch.nn.Module, options: Options) -> torch.nn.Module:
     return wrapped
 
 
-def _name_of(fn: Callable) -> str:
+def _name_of(fn: Callable, chosen: Optional[str]) -> str:
+    """A name that the text of a trace can give its function."""
     fn = fn.func if isinstance(fn, functools.partial) else fn
-    name = getattr(fn, "__name__", type(fn).__name__)
-    return name if name.isidentifier() else "program"
+    name = chosen or getattr(fn, "__name__", type(fn).__name__)
+    if not name.isidentifier() or keyword.iskeyword(name):
+        name = "program" if chosen is None else "".join(c if c.isalnum() else "_" for c in f"program_{name}")
+    return f"{name}_" if name in ("torch", "inf", "nan", "complex", "slice") else name
 
 
 def jit(fn: Optional[Callable] = None, **options: Any) -> Any:

@@ -22,20 +22,23 @@ from .passes.inplace_check import inplace_check
 Stage = tuple[str, Callable[[Trace], Trace]]
 
 
-def functional_stages(options: Options) -> list[Stage]:
+def functional_stages() -> list[Stage]:
     """What makes a recording of mutations and views into single assignments and the fewest copies."""
     return [
         ("functionalize", functionalize),
         ("cse", cse),
         ("copies", copies),
         ("dce", dce),
-        *((getattr(t, "__name__", "transform"), t) for t in options.transforms),
     ]
 
 
 def execution_stages(options: Options) -> list[Stage]:
-    """Who runs what."""
-    return [("claim", lambda trace: claim(trace, resolve(options.executors, TORCH)))]
+    """The user's transforms, and who runs what."""
+    executors = resolve(options.executors, TORCH)
+    return [
+        *((getattr(t, "__name__", "transform"), t) for t in options.transforms),
+        ("claim", lambda trace: claim(trace, executors)),
+    ]
 
 
 def lower(capture: Capture, options: Options) -> list[Trace]:
@@ -46,11 +49,12 @@ def lower(capture: Capture, options: Options) -> list[Trace]:
     if capture.replay_because:
         return [checked(capture.calls)]
     traces = [capture.calls, checked(capture.ops)]
-    for stage in functional_stages(options):
+    for stage in functional_stages():
         traces.append(run_stage(stage, traces[-1]))
     reference = traces[-1]
     for stage in execution_stages(options):
         traces.append(run_stage(stage, traces[-1]))
+    checked(traces[-1], by_user=options.executors is not None)
     if not options.disable_inplace_copy_check:
         inplace_check(traces[-1], reference)
     return traces
@@ -64,8 +68,9 @@ def run_stage(stage: Stage, trace: Trace) -> Trace:
     if not isinstance(made, Trace):
         raise TraceError(f"stage {name} returned {type(made).__name__}, not a Trace")
     made = replace(made, stage=name, seconds=time.perf_counter() - start, previous=trace.stage)
-    return check_trace(made) if check_traces() or function.__module__.split(".")[0] != "tracejit" else made
+    return checked(made, by_user=function.__module__.split(".")[0] != "tracejit")
 
 
-def checked(trace: Trace) -> Trace:
-    return check_trace(trace) if check_traces() else trace
+def checked(trace: Trace, by_user: bool = False) -> Trace:
+    """What the user's code made is always checked, our own stages under TRACEJIT_CHECK=1."""
+    return check_trace(trace) if by_user or check_traces() else trace

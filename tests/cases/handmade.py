@@ -16,7 +16,7 @@ def tensor(name, shape, storage, *, stride=None, offset=0, dtype=torch.float32):
 
 
 def call(overload, args, output=None, *, source=USER, **kwargs):
-    """`output = overload(*args, **kwargs)` on the user's line 17; without an output, a call for its effect."""
+    """`output = overload(*args, **kwargs)` on the user's line 17; None for a call made for its effect."""
     return BoundSymbol(aten_symbol(overload), tuple(args), kwargs, output, source)
 
 
@@ -28,7 +28,9 @@ def region(name, *calls, executor="fuser"):
     """A fusion region: reads what its calls read from outside, hands back what they make."""
     made = [o for b in calls for o in b.tensor_outputs if o not in b.tensor_args]
     read = dict.fromkeys(a for b in calls for a in b.tensor_args if a not in made)
-    return BoundSymbol(Symbol(name, _not_run), tuple(read), {}, made, USER, subsymbols=calls, executor=executor)
+    return BoundSymbol(
+        Symbol(name, _not_run), tuple(read), {}, made, USER, subsymbols=calls, executor=executor
+    )
 
 
 def _not_run(*args):

@@ -6,6 +6,7 @@ Guaranteed: no real tensor was read or written, no generator advanced, and Pytho
 """
 from __future__ import annotations
 
+import gc
 import inspect
 import keyword
 import sys
@@ -69,7 +70,7 @@ class _Capture:
         self.proxies: list[TensorProxy] = []
         self.sources: list[InputSource] = []
         self.start: dict[int, tuple] = {}                      # id(fake) -> (requires_grad, history) at first
-        self.taken = {"torch", "inf", "nan"}
+        self.taken = {"torch", "inf", "nan", "complex", "slice", name}
         self.modes = current_modes()
 
     def run(self) -> Capture:
@@ -99,6 +100,8 @@ class _Capture:
             sys.setprofile(None)
 
     def record(self) -> Any:
+        collects = gc.isenabled()
+        gc.disable()                                           # its callbacks and finalizers are not the program's
         try:
             with self.reads, function_level(self.level):
                 self.hook = sys.getprofile()
@@ -108,6 +111,9 @@ class _Capture:
                                    where=_user_frame(e)) from None
         except UnsupportedError as e:
             raise e if e.where else UnsupportedError(str(e), where=_user_frame(e)) from e
+        finally:
+            if collects:
+                gc.enable()
 
     def check_generator(self, before: torch.Tensor) -> None:
         """Fakes draw nothing: a state that moved means manual_seed, set_rng_state or fork_rng in the function."""

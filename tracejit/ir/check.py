@@ -20,7 +20,7 @@ def check_trace(trace: Trace) -> Trace:
     for n, b in enumerate(trace.bound_symbols):
         wrong = _wrong(b, names)
         if wrong:
-            raise TraceError(f"stage {trace.stage}: {wrong}\n{neighbours(trace, n)}", where=str(b.source))
+            raise TraceError(f"stage {trace.stage}: {wrong}\n{neighbours(trace, n)}", where=str(getattr(b, "source", "")))
         names.update((o.name, o) for o in b.tensor_outputs)
     for o in trace.output:
         if isinstance(o, TensorProxy) and names.get(o.name) is not o:
@@ -29,21 +29,33 @@ def check_trace(trace: Trace) -> Trace:
 
 
 def _wrong(b: BoundSymbol, names: dict[str, TensorProxy]) -> str:
+    if not isinstance(b, BoundSymbol):
+        return f"{b!r} is not a BoundSymbol"
     if not isinstance(b.sym, Symbol) or not callable(b.sym.fn):
         return f"{b.sym!r} is not a Symbol that can be called"
     for a in b.tensor_args:
         if names.get(a.name) is not a:
             return f"{a.name} is used before it is bound" if a.name not in names else f"{a.name} is another {a.name} than the one bound"
     for o in b.tensor_outputs:
-        if o.name in names and names[o.name] is not o:
+        if o not in b.tensor_args and o.name in names:
             return f"{o.name} is bound twice"
         if len(o.shape) != len(o.stride) or any(type(n) is not int or n < 0 for n in o.shape):
             return f"{o.name} has shape {o.shape} and stride {o.stride}"
         if not isinstance(o.dtype, torch.dtype):
             return f"{o.name} has no dtype"
-    if not b.is_region and any(o not in b.tensor_args and o.name in names for o in b.tensor_outputs):
-        return "a name is bound again"
-    return ""
+    return _wrong_inside(b, names) if b.is_region else ""
+
+
+def _wrong_inside(region: BoundSymbol, names: dict[str, TensorProxy]) -> str:
+    """A region sees its arguments, and binds its outputs and names of its own."""
+    inside = {a.name: a for a in region.tensor_args}
+    for sub in region.subsymbols:
+        wrong = _wrong(sub, inside)
+        if wrong:
+            return f"in region {region.sym.name}: {wrong}"
+        inside.update((o.name, o) for o in sub.tensor_outputs)
+    missing = [o.name for o in region.tensor_outputs if inside.get(o.name) is not o]
+    return f"region {region.sym.name} does not bind {missing[0]}" if missing else ""
 
 
 def neighbours(trace: Trace, n: int, around: int = 2) -> str:

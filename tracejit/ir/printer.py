@@ -5,6 +5,7 @@ Constants that have no literal form are bound in the scope under a name of their
 from __future__ import annotations
 
 import enum
+import itertools
 import keyword
 import math
 import textwrap
@@ -15,6 +16,7 @@ import torch
 from torch.overrides import resolve_name
 
 from .proxy import TensorConstant, TensorProxy
+from .symbol import Symbol
 from .trace import BoundSymbol, Modes, Trace
 
 _LITERALS = (bool, int, str, bytes, type(None), type(Ellipsis))
@@ -27,10 +29,12 @@ class Scope:
 
     names: dict[str, Any] = field(default_factory=lambda: {"torch": torch, "inf": math.inf, "nan": math.nan})
     taken: dict[int, str] = field(default_factory=dict)
+    reserved: frozenset[str] = frozenset()
 
     def bind(self, value: Any, hint: str) -> str:
         if id(value) not in self.taken:
-            name = f"{hint}_{sum(n.startswith(hint + '_') for n in self.names)}"
+            candidates = (f"{hint}_{n}" for n in itertools.count())
+            name = next(c for c in candidates if c not in self.names and c not in self.reserved)
             self.names[name], self.taken[id(value)] = value, name
         return self.taken[id(value)]
 
@@ -53,7 +57,9 @@ def value_text(x: Any, scope: Scope) -> str:
         return scope.bind(x, "const")
     if x is Ellipsis:
         return "..."
-    if type(x) in _LITERALS or type(x) in (float, complex):
+    if type(x) is complex:
+        return f"complex({x.real!r}, {x.imag!r})"              # repr loses the sign of a zero, and has no name for infj
+    if type(x) in _LITERALS or type(x) is float:
         return repr(x)
     if isinstance(x, _TORCH_LITERALS):
         return str(x)
@@ -108,7 +114,9 @@ def statement_text(b: BoundSymbol, scope: Scope) -> str:
 
 
 def bound_symbol_text(b: BoundSymbol) -> str:
-    """One call with its metadata and the user's line, for messages."""
+    """One call with its metadata and the user's line, for messages; whatever else stands in its place, as it is."""
+    if not isinstance(b, BoundSymbol) or not isinstance(b.sym, Symbol):
+        return repr(b)
     shapes = ", ".join(map(repr, b.tensor_outputs))
     where = "  ".join(filter(None, (b.comment, b.source.short)))
     return f"{statement_text(b, Scope())}" + (f"    # {shapes}" if shapes else "") + (f"  <- {where}" if where else "")
@@ -146,7 +154,8 @@ def trace_source(trace: Trace, *, annotate: bool = True) -> tuple[str, dict[str,
 
     annotate: add the user's lines and metadata as comments.
     """
-    scope, base, calls = Scope(), trace.notes.get("modes", Modes()), {}
+    reserved = {p.name for b in trace.bound_symbols for p in b.tensor_outputs} | {p.name for p in trace.inputs} | {trace.name}
+    scope, base, calls = Scope(reserved=frozenset(reserved)), trace.notes.get("modes", Modes()), {}
     lines, dying, current = [_signature(trace)], last_uses(trace), base
     for n, b in enumerate(trace.bound_symbols):
         if b.modes != current:

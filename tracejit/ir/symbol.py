@@ -20,16 +20,27 @@ def _running_stats(args: tuple) -> tuple[int, ...]:
     return tuple(i for i in (3, 4) if args[5] and args[i] is not None)
 
 
+def _always_statistics(args: tuple) -> tuple[int, ...]:
+    """batch_norm_update_stats(input, running_mean, running_var, momentum)"""
+    return tuple(i for i in (1, 2) if args[i] is not None)
+
+
 SCHEMAS_THAT_LIE: dict[Any, Callable[[tuple], tuple[int, ...]]] = {
     aten.native_batch_norm.default: _running_stats,
     aten.cudnn_batch_norm.default: _running_stats,
     aten.miopen_batch_norm.default: _running_stats,
+    aten.native_batch_norm.out: _running_stats,
+    aten.cudnn_batch_norm.out: _running_stats,
+    aten.miopen_batch_norm.out: _running_stats,
+    aten.batch_norm_update_stats.default: _always_statistics,
+    aten.batch_norm_update_stats.out: _always_statistics,
 }
 
 # Ops that fail on the values of their arguments; pointwise integer ops are told by their tag and name stem.
 _RAISES_ON_INDEX = ("index", "gather", "scatter", "take", "embedding", "put", "bincount", "nll_loss", "_assert")
 _RAISES_ON_ZERO = ("floor_divide", "remainder", "fmod", "div", "pow")
-_RAISES_ON_VALUES = ("linalg", "cholesky", "multinomial", "bernoulli", "binomial", "_assert")
+_RAISES_ON_VALUES = ("linalg", "cholesky", "multinomial", "bernoulli", "binomial", "_assert", "masked_scatter", "max_unpool",
+                     "searchsorted", "lu_unpack", "histc", "histogram", "poisson", "normal", "margin_loss", "binary_cross_entropy")
 
 
 @dataclass(frozen=True)
@@ -88,6 +99,12 @@ class Symbol:
             at += len(leaves)
         return tuple(found)
 
+    def unread(self, args: tuple, kwargs: dict) -> tuple[int, ...]:
+        """Flat positions of tensors of which only the metadata is read (`fill`, `zero`, `ones_like`, `new_empty`)."""
+        stem = self.packet.strip("_")
+        shape_only = stem in ("fill", "zero") or stem.endswith("_like") or stem.startswith("new_")
+        return (0,) if self.overload is not None and shape_only else ()
+
     def may_raise(self, dtypes: list[torch.dtype]) -> bool:
         """Can the values of the arguments make it fail at run time? (Bad indices, integer division by zero, lapack.)"""
         stem = self.packet
@@ -140,10 +157,12 @@ def _functional_variant(overload):
     if packet is None or packet is aten.copy:
         return None
     wanted = [(a.name, str(a.type)) for a in inputs]
+    widens = inputs is not overload._schema.arguments and len(inputs) < len(overload._schema.arguments)
     for candidate in (getattr(packet, o) for o in packet.overloads()):
         schema = candidate._schema
         if ([(a.name, str(a.type)) for a in schema.arguments] == wanted and len(schema.returns) == len(written)
                 and not any(a.alias_info for a in (*schema.arguments, *schema.returns))
-                and [str(r.type) for r in schema.returns] == [str(a.type) for a in written]):
+                and [str(r.type) for r in schema.returns] == [str(a.type) for a in written]
+                and (not widens or torch.Tag.pointwise in candidate.tags)):      # others compute in the dtype of out=
             return candidate
     return None

@@ -52,7 +52,8 @@ def read_arguments(b: BoundSymbol) -> list[TensorProxy]:
         return [a for a in b.flat_args[1:] if isinstance(a, TensorProxy)]
     storages = {a.storage for a in b.tensor_args}
     is_view = not has_effect(b) and b.tensor_outputs and all(o.storage in storages for o in b.tensor_outputs)
-    return [] if is_view else b.tensor_args
+    unread = b.sym.unread(b.args, b.kwargs)
+    return [] if is_view else [a for i, a in enumerate(b.flat_args) if isinstance(a, TensorProxy) and i not in unread]
 
 
 def drop_clones(bound_symbols: list[BoundSymbol], trace: Trace) -> list[BoundSymbol]:

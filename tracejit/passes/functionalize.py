@@ -33,6 +33,15 @@ COPY_, CLONE, CAST, EXPAND, DETACH = (aten_symbol(op) for op in (
     aten.copy_.default, aten.clone.default, aten._to_copy.default, aten.expand.default, aten.detach.default))
 
 
+@dataclass(frozen=True, eq=False)
+class Write:
+    """A pending write of `value` into `view`, made by the call `origin`."""
+
+    view: TensorProxy
+    value: TensorProxy
+    origin: Optional[BoundSymbol]
+
+
 @dataclass
 class Store:
     """One storage. `base` is its value form; without one it is memory, seen through the inputs over it."""
@@ -40,7 +49,7 @@ class Store:
     root: TensorProxy
     visible: bool
     base: Optional[TensorProxy] = None
-    pending: list[tuple[TensorProxy, TensorProxy]] = field(default_factory=list)      # (written view, value)
+    pending: list[Write] = field(default_factory=list)
 
 
 def functionalize(trace: Trace) -> Trace:
@@ -79,11 +88,11 @@ class _Functionalizer:
 
     def read(self, p: TensorProxy) -> TensorProxy:
         s = self.stores[p.storage]
-        for written, value in reversed(s.pending):
-            chain = self.steps_below(p, written)
+        for written in reversed(s.pending):
+            chain = self.steps_below(p, written.view)
             if chain is not None:
-                return self.views.replay(value, chain)
-            if overlaps(p.bytes, written.bytes):
+                return self.views.replay(written.value, chain)
+            if overlaps(p.bytes, written.view.bytes):
                 self.flush(s)
                 break
         return self.at_rest(p)
@@ -100,11 +109,11 @@ class _Functionalizer:
         return chain[::-1]
 
     def write(self, p: TensorProxy, value: TensorProxy) -> None:
+        value = self.cast(value, p)
         if not p.numel:
             return
         s = self.stores[p.storage]
-        value = self.cast(value, p)
-        s.pending = [(w, v) for w, v in s.pending if not covers(p.bytes, w.bytes)] + [(p, value)]
+        s.pending = [w for w in s.pending if not covers(p.bytes, w.view.bytes)] + [Write(p, value, self.builder.origin)]
         if len(s.pending) > MOST_PENDING:
             self.flush(s)
 
@@ -119,12 +128,15 @@ class _Functionalizer:
 
     def flush(self, s: Store) -> None:
         pending, s.pending = s.pending, []
-        for written, value in pending:
+        reader = self.builder.origin
+        for written in pending:
+            self.builder.origin = written.origin               # the line that wrote, not the one that reads
             if s.visible:
-                target = self.at_rest(written)
-                self.builder.bind(COPY_, (target, value), {}, target)
+                target = self.at_rest(written.view)
+                self.builder.bind(COPY_, (target, written.value), {}, target)
             else:
-                s.base = self.views.scatter(s.base, s.root, written, value)
+                s.base = self.views.scatter(s.base, s.root, written.view, written.value)
+        self.builder.origin = reader
 
     def to_memory(self, s: Store) -> None:
         """The escape hatch: an intermediate whose mutation cannot be told as values becomes memory of its own."""
@@ -141,7 +153,9 @@ class _Functionalizer:
     def arguments(self, b: BoundSymbol) -> tuple[list, Any]:
         """Flat arguments as values laid out as recorded, and their spec."""
         flat, spec = b.args_and_spec
-        values = [self.views.restride(self.read(a), a) if isinstance(a, TensorProxy) else a for a in flat]
+        unread = b.sym.unread(b.args, b.kwargs)
+        values = [a if not isinstance(a, TensorProxy) else self.views.restride(
+            self.at_rest(a) if i in unread else self.read(a), a) for i, a in enumerate(flat)]
         if b.sym.opaque or b.sym.may_raise([a.dtype for a in b.tensor_args]):
             for s in self.stores.values():                     # what eager had written by then stays written
                 if s.visible:
@@ -174,14 +188,20 @@ class _Functionalizer:
         targets = [flat[i] for i in written]
         if b.sym.is_copy:
             return self.write(targets[0], self.copied(values[1], targets[0]))
-        if plain is not None and not fresh:
-            args, kwargs = tree_unflatten(values, spec)
-            kwargs = {k: v for k, v in kwargs.items() if k in {a.name for a in plain.overload._schema.arguments}}
-            results = tree_leaves(self.builder.call(plain, *args, **kwargs))
-        else:
+        results = self.computed(plain, values, spec) if plain is not None and not fresh else None
+        if results is None:
             results = self.on_copy(b, values, spec, written, fresh)
         for p, v in zip(targets, results):
             self.write(p, v)
+
+    def computed(self, plain: Symbol, values: list, spec: Any) -> Optional[list]:
+        """What the functional form of a writing op returns; None where it cannot be described without data."""
+        args, kwargs = tree_unflatten(values, spec)
+        kwargs = {k: v for k, v in kwargs.items() if k in {a.name for a in plain.overload._schema.arguments}}
+        try:
+            return tree_leaves(self.builder.call(plain, *args, **kwargs))
+        except NotImplementedError:
+            return None
 
     def copied(self, source: TensorProxy, target: TensorProxy) -> TensorProxy:
         """The value that `copy_` stores: frozen, because a source that is memory may change later."""

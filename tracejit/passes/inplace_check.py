@@ -22,9 +22,13 @@ def inplace_check(final: Trace, reference: Trace) -> Trace:
     for region in final.regions:
         _check_region(region)
     expected, found = _accesses(reference), _accesses(final)
+    names = {key: op.sym.name for accesses in (found, expected) for (key, _), (op, _) in accesses.items()}
     for key, (op, writes) in found.items():
-        if key in expected and writes != expected[key][1]:
-            _fail(op, expected[key][1], writes)
+        if key in expected and set(writes) != set(expected[key][1]):
+            _fail(op, expected[key][1], writes, names)
+    for key, (op, _) in expected.items():
+        if key[1] in op.written and key not in found:
+            raise InplaceCopyError(f"a write is lost: {bound_symbol_text(op)}", where=str(op.source))
     return final
 
 
@@ -55,21 +59,19 @@ def _accesses(trace: Trace) -> dict[Any, tuple[BoundSymbol, list]]:
 
 def _identity(b: BoundSymbol) -> Any:
     made = [o for o in b.tensor_outputs if o not in b.tensor_args]
-    return made[0] if made else (b.sym.name, *b.tensor_args)
+    return made[0] if made else tuple(b.tensor_args)
 
 
-def _fail(op: BoundSymbol, expected: list, found: list) -> None:
+def _fail(op: BoundSymbol, expected: list, found: list, names: dict[Any, str]) -> None:
     lost = [k for k in expected if k not in found]
     early = [k for k in found if k not in expected]
-    what = (f"must come after the write {_name(lost[0])}" if lost else
-            f"must come before the write {_name(early[0])}" if early else "sees two writes in another order")
+    what = (f"must come after the write {_name(lost[0], names)}" if lost else
+            f"must come before the write {_name(early[0], names)}" if early else "sees two writes in another order")
     raise InplaceCopyError(f"the order of memory accesses changed: {bound_symbol_text(op)} {what}", where=str(op.source))
 
 
-def _name(key: Any) -> str:
-    if isinstance(key, TensorProxy):
-        return key.name
-    return f"{key[0]}({', '.join(p.name for p in key[1:])})"
+def _name(key: Any, names: dict[Any, str]) -> str:
+    return key.name if isinstance(key, TensorProxy) else f"{names.get(key, '')}({', '.join(p.name for p in key)})"
 
 
 # ---------------------------------------------------------------- inside a region
