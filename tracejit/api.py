@@ -4,6 +4,7 @@ from __future__ import annotations
 import copy
 import functools
 import keyword
+import sys
 import threading
 import warnings
 from dataclasses import dataclass
@@ -106,6 +107,9 @@ class CompiledFunction:
         tensors = self._tables.setdefault(key, EntryTable()).add(captured.guards, inputs, entry)
         self.last_traces = traces
         self._misses += 1
+        if "recompiles" in log_topics():
+            why = table.why_missed(inputs) if table is not None else "new arguments" if self._misses > 1 else "first call"
+            print(f"tracejit: {self.name} compiled for entry {self._misses}: {why}", file=sys.stderr)
         return entry, tensors
 
     def _capture(self, inputs: CallInputs) -> Capture:
@@ -135,6 +139,8 @@ class CompiledFunction:
         return self.__wrapped__(*args, **kwargs)
 
     def _warn(self, why: UnsupportedError) -> None:
+        if "fallback" in log_topics():
+            print(f"tracejit: {self.name} runs eagerly: {why}", file=sys.stderr)
         if self.options.fallback == "warn" and str(why) not in self._warned:
             self._warned.add(str(why))
             warnings.warn(f"{self.name} runs eagerly: {why}", FallbackWarning, stacklevel=5)

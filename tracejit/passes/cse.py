@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Hashable, Optional
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol, Trace
@@ -29,8 +29,9 @@ def cse(trace: Trace) -> Trace:
         return same.get(x, x) if isinstance(x, TensorProxy) else x
 
     for b in trace.bound_symbols:
-        args, kwargs = tree_map(rename, (b.args, b.kwargs))
-        key = _key(b, args, kwargs, version)
+        if any(a in same for a in b.tensor_args):
+            b = replace(b, **dict(zip(("args", "kwargs", "output"), tree_map(rename, (b.args, b.kwargs, b.output)))))
+        key = _key(b, version)
         earlier = seen.get(key) if key is not None else None
         escapes = any(o.storage in returned_storages for o in b.tensor_outputs)
         if earlier is not None and not escapes and len(earlier.flat_outputs) == len(b.flat_outputs):
@@ -38,7 +39,6 @@ def cse(trace: Trace) -> Trace:
                         and isinstance(e, TensorProxy))
             if all(o in same for o in b.tensor_outputs):
                 continue
-        b = _rebound(b, args, kwargs, rename)
         if key is not None:
             seen.setdefault(key, b)
         for w in b.written:
@@ -47,25 +47,16 @@ def cse(trace: Trace) -> Trace:
     return trace.replace(stage="cse", bound_symbols=tuple(kept), output=tuple(map(rename, trace.output)))
 
 
-def _rebound(b: BoundSymbol, args: tuple, kwargs: dict, rename: Any) -> BoundSymbol:
-    if all(x is y for x, y in zip(tree_leaves((args, kwargs)), b.flat_args)):
-        return b
-    return replace(b, args=args, kwargs=kwargs, output=tree_map(rename, b.output))
-
-
 PRINTABLE = (int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
-def _key(b: BoundSymbol, args: tuple, kwargs: dict, version: dict[int, int]) -> Optional[Hashable]:
+def _key(b: BoundSymbol, version: dict[int, int]) -> Optional[Hashable]:
     if has_effect(b):
         return None
-    leaves = tree_leaves((args, kwargs))
-    reads = tuple(version.get(a.storage, 0) for a in leaves if isinstance(a, TensorProxy))
-    if any(o.storage in {a.storage for a in leaves if isinstance(a, TensorProxy)} for o in b.tensor_outputs):
+    storages = [a.storage for a in b.tensor_args]
+    reads = tuple(version.get(s, 0) for s in storages)
+    if any(o.storage in storages for o in b.tensor_outputs):
         reads = ()                                             # a view reads no memory: it is the same at any time
-    parts = tuple((type(a), repr(a)) if isinstance(a, PRINTABLE) else id(a) for a in leaves)
-    return (b.sym.name, id(b.sym.fn), parts, tuple(kwargs), _shape(args), reads)
-
-
-def _shape(args: tuple) -> tuple:
-    return tuple(len(a) if isinstance(a, (list, tuple)) else -1 for a in args)
+    parts = tuple([(type(a), repr(a)) if isinstance(a, PRINTABLE) else id(a) for a in b.flat_args])
+    shape = tuple([len(a) if isinstance(a, (list, tuple)) else -1 for a in b.args])
+    return (b.sym.name, id(b.sym.fn), parts, tuple(b.kwargs), shape, reads)
