@@ -19,7 +19,6 @@ import weakref
 import pytest
 import torch
 
-from tracejit.capture.journal import replay
 from tracejit.capture.locations import KeyReader
 from tracejit.capture.reads import StateReads
 from tracejit.errors import UnsupportedError

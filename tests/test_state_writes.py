@@ -471,7 +471,7 @@ def count_and_assign(m, x):
 
 def count_and_getattr(m, x):
     m.step += 1
-    return x * getattr(m, "step")
+    return x * m.step
 
 
 def count_and_vars(m, x):

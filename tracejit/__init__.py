@@ -7,6 +7,6 @@ from .ir.trace import BoundSymbol, Trace
 
 register_executor(_TORCH)
 __version__ = "0.1.0"
-__all__ = ["BoundSymbol", "CacheInfo", "CompiledFunction", "CompiledModule", "Executor", "FallbackWarning", "InplaceCopyError",
-           "Trace", "TraceError", "UnsupportedError", "default_executors", "get_executor", "jit", "last_traces",
+__all__ = ["BoundSymbol", "CacheInfo", "CompiledFunction", "CompiledModule", "Executor", "FallbackWarning",
+           "InplaceCopyError", "Trace", "TraceError", "UnsupportedError", "default_executors", "get_executor", "jit", "last_traces",
            "register_executor"]

@@ -39,7 +39,8 @@ def make_options(given: dict[str, Any]) -> Options:
         if isinstance(given.get(name), list):
             given = {**given, name: tuple(given[name])}
     options = Options(**given)
-    for name, allowed in (("fallback", FALLBACKS), ("numerics", NUMERICS), ("disable_inplace_copy_check", (True, False))):
+    values = {"fallback": FALLBACKS, "numerics": NUMERICS, "disable_inplace_copy_check": (True, False)}
+    for name, allowed in values.items():
         value = getattr(options, name)
         if value not in allowed:
             raise TypeError(f"tracejit.jit() option {name}={value!r}: expected one of {', '.join(map(repr, allowed))}")

@@ -30,7 +30,7 @@ def _find(path: str) -> Any:
     return found
 
 
-unseen_by_function_modes: Callable = _find("_C.DisableTorchFunction")          # context: no TorchFunctionMode sees a call
+unseen_by_function_modes: Callable = _find("_C.DisableTorchFunction")          # a context
 function_modes: Callable[[], int] = _find("_C._len_torch_function_stack")
 dispatch_modes: Callable[[], int] = _find("_C._len_torch_dispatch_stack")
 functorch_level: Callable[[], Any] = _find("_C._functorch.peek_interpreter_stack")
@@ -51,5 +51,5 @@ def saved_tensor_hooks() -> Any:
 
 @functools.lru_cache(None)
 def is_composite(overload: torch._ops.OpOverload) -> bool:
-    """Made of other ops for every backend: in inference mode nobody has decomposed it before a dispatch mode sees it."""
+    """Made of other ops for every backend: in inference mode nobody has decomposed it before we see it."""
     return _has_kernel(overload.name(), "CompositeImplicitAutograd")

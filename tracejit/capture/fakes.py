@@ -79,11 +79,6 @@ class Fakes:
                 fake.grad = self._of[id(real.grad)][1] if id(real.grad) in self._of else self.make(real.grad)
         return fake
 
-    def stand_in(self, shape: tuple, stride: tuple, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """A fresh fake of this layout, for asking an op about its result."""
-        with self.mode:
-            return torch.empty_strided(shape, stride, dtype=dtype, device=device)
-
 
 @contextmanager
 def real_tensors() -> Iterator[None]:

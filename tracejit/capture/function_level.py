@@ -21,7 +21,8 @@ from ..errors import UnsupportedError
 from ..ir.proxy import layout_is_ambiguous
 from ..ir.symbol import Symbol
 from ..ir.trace import BoundSymbol, SourceLine
-from ..torch_private import function_modes, saved_tensor_hooks, set_grad_mode, tensor_set, unseen_by_function_modes
+from ..torch_private import (function_modes, saved_tensor_hooks, set_grad_mode, tensor_set,
+                             unseen_by_function_modes)
 from .handlers import catches_value_errors
 from .fakes import Fakes, is_fake, real_tensors
 from .recorder import Recorder, current_modes, unprofiled
@@ -31,7 +32,8 @@ _OWN_PATH = __file__.rsplit("/", 2)[0] + "/"
 _T = torch.Tensor
 
 # What acts on autograd or on an object without any ATen call. A program with one of these is replayed call by call.
-_DATA_SET, _GRAD_GET, _GRAD_FN_GET, _VERSION_GET = _T.data.__set__, _T.grad.__get__, _T.grad_fn.__get__, _T._version.__get__
+_DATA_SET, _GRAD_GET = _T.data.__set__, _T.grad.__get__
+_GRAD_FN_GET, _VERSION_GET = _T.grad_fn.__get__, _T._version.__get__
 _EFFECTS = frozenset({_T.register_hook, _T.register_post_accumulate_grad_hook, _T.retain_grad, _T.requires_grad_,
                       _T.backward, torch.autograd.backward, torch.autograd.grad, _DATA_SET, _T.grad.__set__,
                       _T.requires_grad.__set__, _T.grad.__delete__})
@@ -63,7 +65,7 @@ def user_line() -> SourceLine:
 
 
 def _refuse_exception_handlers(source: SourceLine) -> None:
-    """An op that may raise on values, in a function that handles exceptions: which way it goes depends on data."""
+    """An op that may raise on values, where that is caught: which way the program goes depends on data."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != __file__.rsplit("/", 1)[0] + "/tracer.py":
         if is_user_file(frame.f_code.co_filename) and catches_value_errors(frame):
@@ -143,7 +145,8 @@ class FunctionLevel(TorchFunctionMode):
         modes = current_modes()
         self._inside += 1
         try:
-            out = self._data_set(*args) if func == _DATA_SET else self._run(func, args, kwargs, calls_back)
+            out = (self._data_set(*args) if func == _DATA_SET else
+                   self._run(func, args, kwargs, calls_back))
             self._record(func, (names, now, spec), out, first, modes)
         finally:
             self._inside -= 1
@@ -173,18 +176,20 @@ class FunctionLevel(TorchFunctionMode):
         self.named.update(id(self._fake(o)) for o in leaves if isinstance(o, _T))
         args, kwargs = tree_unflatten(names, spec)
         if func in _KEPT_WHOLE:
-            self._keep_whole(func, *tree_unflatten(now, spec), tree_unflatten(outputs, out_spec), first)
+            self._keep_whole(func, *tree_unflatten(now, spec), tree_unflatten(outputs, out_spec),
+                             first)
         if effect:
             self.needs_replay = self.needs_replay or function_symbol(func).name
-        self.calls.append(BoundSymbol(function_symbol(func), args, kwargs, tree_unflatten(outputs, out_spec), self.source(),
-                                      tuple(self.recorder.bound_symbols[first:]), modes))
+        self.calls.append(BoundSymbol(function_symbol(func), args, kwargs, tree_unflatten(outputs, out_spec),
+                                      self.source(), tuple(self.recorder.bound_symbols[first:]), modes))
 
     def _keep_whole(self, func: Callable, args: tuple, kwargs: dict, output: Any, first: int) -> None:
         """Put the call itself in the place of its ATen calls when those only compute."""
         made = self.recorder.bound_symbols[first:]
         if not any(b.written or b.sym.random or b.sym.opaque for b in made):
             whole = replace(function_symbol(func), opaque=False)
-            self.recorder.bound_symbols[first:] = [BoundSymbol(whole, args, kwargs, output, self.source(), modes=current_modes())]
+            self.recorder.bound_symbols[first:] = [
+                BoundSymbol(whole, args, kwargs, output, self.source(), modes=current_modes())]
 
     def _fake(self, t: torch.Tensor) -> torch.Tensor:
         return t if is_fake(t) else self.fakes.find(t) if self.fakes.find(t) is not None else self.on_new_input(t)
@@ -223,7 +228,8 @@ class FunctionLevel(TorchFunctionMode):
         """`_version` and `data_ptr` of an argument: the value now, under a guard."""
         fake, what = self._fake(tensor), "data_ptr" if func is _T.data_ptr else "version"
         self.needs_replay = self.needs_replay or what
-        owner = next((r for r, f in self.fakes.pairs() if f.untyped_storage()._cdata == fake.untyped_storage()._cdata), None)
+        storage = fake.untyped_storage()._cdata
+        owner = next((r for r, f in self.fakes.pairs() if f.untyped_storage()._cdata == storage), None)
         if what == "version" and owner is None:
             return fake._version
         if owner is None or what == "version" and self.fakes.real_of(fake) is not owner:

@@ -19,7 +19,7 @@ ARGUMENT, STATE, GRAD = "argument", "state", "grad"
 
 @dataclass(frozen=True, eq=False)
 class InputSource:
-    """Where a program input is found at a call: argument `index`, `location` in Python state, or `.grad` of input `index`."""
+    """Where a program input is found: argument `index`, `location` in Python state, or `.grad` of input `index`."""
 
     kind: str
     index: int = 0

@@ -13,7 +13,7 @@ from types import CodeType, FrameType
 
 _VALUE_ERRORS = (RuntimeError, IndexError, ZeroDivisionError)        # what torch raises for values
 _MATCHES = ("CHECK_EXC_MATCH", "JUMP_IF_NOT_EXC_MATCH")
-_UNKNOWN = "*"                                                       # a bare `except:`, or classes that are not plain names
+_UNKNOWN = "*"                       # a bare `except:`, or classes that are not plain names
 
 
 def catches_value_errors(frame: FrameType) -> bool:

@@ -258,9 +258,6 @@ class Journal:
         for space, _, copy, path in list(self._names.values()):
             yield space, copy, path
 
-    def drop_names(self, names: dict) -> None:
-        self._names.pop(id(names), None)
-
     def drop_names(self, names: Any) -> None:
         """Forgets a namespace: its owner was made by the call."""
         self._names.pop(id(names), None)

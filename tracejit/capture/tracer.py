@@ -21,7 +21,7 @@ from ..errors import UnsupportedError
 from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol, Trace
 from ..torch_private import unseen_by_function_modes
-from .fakes import NEEDS_DATA, Fakes, is_fake, quiet_logs, real_tensors
+from .fakes import NEEDS_DATA, Fakes, is_fake, quiet_logs
 from .function_level import FunctionLevel, function_level, is_user_file
 from .guards import ARGUMENT, GRAD, STATE, Guards, InputSource
 from .inputs import CallInputs, any_overlap

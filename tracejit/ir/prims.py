@@ -72,12 +72,10 @@ def set_tensor(t: torch.Tensor, source: torch.Tensor) -> None:
 
 
 CONSTANT = Symbol("constant", constant)
-EXACT_COPY = Symbol("exact_copy", exact_copy)
 RESTRIDE = Symbol("restride", restride)
 WRITE_REGION = Symbol("write_region", write_region)
 REGION_VIEW = Symbol("region_view", region_view)
 ON_COPY = Symbol("on_copy", on_copy)
-ON_COPY_RANDOM = Symbol("on_copy", on_copy, random=True)
 GROW_STORAGE = Symbol("grow_storage", grow_storage, writes_to=(0,), opaque=True)
 SET_METADATA = Symbol("set_metadata", set_metadata, writes_to=(0,), opaque=True)
 SET_TENSOR = Symbol("set_tensor", set_tensor, writes_to=(0,), opaque=True)

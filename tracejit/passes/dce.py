@@ -5,7 +5,6 @@ Guaranteed: what is visible, the random draws and the errors stay the same.
 """
 from __future__ import annotations
 
-from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol, Trace
 
 
