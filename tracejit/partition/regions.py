@@ -24,3 +24,344 @@ What a region is, for whoever generates code for it:
   - Calls that may raise stand before the writes of later regions and after those of earlier ones: a kernel holds either
     calls that may raise or `copy_`, never both. Several may share a kernel: it must report the first in program order.
 """
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Callable, Iterable, Optional, Sequence
+
+import networkx as nx
+
+from ..errors import TraceError
+from ..ir.printer import bound_symbol_text
+from ..ir.proxy import TensorProxy
+from ..ir.symbol import Symbol
+from ..ir.trace import BoundSymbol, Trace
+from ..passes.dce import has_effect
+from .dependence import dependence, is_view, written_storages
+from .groups import Group, Membership
+
+LOOK = 6                     # how many groups beyond the first possible one are tried
+MOST_OPS = 400               # calls of a region, unless its executor has a `max_region_ops`
+
+
+def partition(trace: Trace, executors: Sequence[Any]) -> Trace:
+    """The pass. Executors answer `can_fuse(bsym)`, `fuse(region)`, `can_execute(bsym)` and `execute(bsym)`."""
+    known = Calls(trace, executors)
+    groups = Walk(known).run()
+    bound_symbols = Emission(known, groups).run()
+    return trace.replace(stage="partition", bound_symbols=tuple(bound_symbols))
+
+
+class Calls:
+    """What is known about the calls of a trace before any of them is placed."""
+
+    def __init__(self, trace: Trace, executors: Sequence[Any]) -> None:
+        self.trace, self.executors, self.calls = trace, executors, trace.bound_symbols
+        self.memory = written_storages(trace)
+        self.taker = [self._taker(b) for b in self.calls]
+        self.free = [t is not None and _costs_nothing(b) for t, b in zip(self.taker, self.calls)]
+        self.maker: dict[TensorProxy, int] = {}
+        self._root: dict[TensorProxy, TensorProxy] = {}
+        for n, b in enumerate(self.calls):
+            for o in b.tensor_outputs:
+                if o in self.maker or o in b.tensor_args:
+                    continue
+                self.maker[o] = n
+                if self.free[n] and b.tensor_args:
+                    self._root[o] = self.root(next(a for a in b.tensor_args if a.storage == o.storage))
+        self.returned = {self.root(o) for o in trace.tensor_results}
+        self.users: dict[TensorProxy, list[int]] = {}
+        for n, b in enumerate(self.calls):
+            if not self.free[n]:
+                for r in {self.root(a) for a in b.tensor_args}:
+                    self.users.setdefault(r, []).append(n)
+
+    def _taker(self, b: BoundSymbol) -> Optional[Any]:
+        """The executor that may fuse a call: the first that takes it at all."""
+        if b.sym.opaque or b.sym.random:
+            return None
+        for e in self.executors:
+            if e.can_fuse(b):
+                return e
+            if e.can_execute(b):
+                return None
+        return None
+
+    def root(self, p: TensorProxy) -> TensorProxy:
+        """What lies under the views that cost nothing."""
+        return self._root.get(p, p)
+
+    @cached_property
+    def graph(self) -> nx.DiGraph:
+        return dependence(self.trace)
+
+    @cached_property
+    def before(self) -> list[list[tuple[int, bool]]]:
+        """For each call: the placed calls that it comes after, and whether they must be apart; seen through free calls."""
+        found: list[list[tuple[int, bool]]] = []
+        for n in range(len(self.calls)):
+            direct: dict[int, bool] = {}
+            for m, edge in self.graph.pred[n].items():
+                for k, apart in found[m] if self.free[m] else ((m, edge["apart"]),):
+                    direct[k] = direct.get(k, False) or apart
+            found.append(list(direct.items()))
+        return found
+
+    @cached_property
+    def depth(self) -> list[int]:
+        """How many calls that run alone stand on the longest way to each call."""
+        depth: list[int] = []
+        for n in range(len(self.calls)):
+            depth.append(max((depth[m] + (self.taker[m] is None) for m, _ in self.before[n]), default=0))
+        return depth
+
+    def outputs(self, n: int) -> list[TensorProxy]:
+        b = self.calls[n]
+        return [o for o in b.tensor_outputs if self.maker.get(o) == n]
+
+
+def _costs_nothing(b: BoundSymbol) -> bool:
+    """A view, or a factory: a kernel makes its elements from their index."""
+    return is_view(b) or not b.tensor_args and not has_effect(b)
+
+
+# ---------------------------------------------------------------- placing
+
+class Walk:
+    """One walk in program order. A call never joins a group before what it needs, so no cycle can arise."""
+
+    def __init__(self, known: Calls) -> None:
+        self.known = known
+        self.groups: list[Group] = []
+        self.fused: list[int] = []                             # positions of the groups that are regions to be
+        self.at: dict[int, int] = {}                           # call -> position of its group
+        self.member = Membership(known.calls, known.root, known.memory, self.kept_inside)
+
+    def run(self) -> list[Group]:
+        for n in range(len(self.known.calls)):
+            if not self.known.free[n]:
+                self.at[n] = self.place(n)
+        return sink(self.groups, self.known, self.member, self.at)
+
+    def place(self, n: int) -> int:
+        taker = self.known.taker[n]
+        if taker is not None:
+            for k in self.candidates(n, self.earliest(n, taker)):
+                if self.member.join(self.groups[k], n):
+                    return k
+        group = Group(taker)
+        self.groups.append(group)
+        if taker is None or not self.member.join(group, n):
+            group.executor, group.calls = None, [n]
+        else:
+            self.fused.append(len(self.groups) - 1)
+        return len(self.groups) - 1
+
+    def earliest(self, n: int, taker: Any) -> int:
+        """The first group that n may stand in."""
+        found = 0
+        for m, apart in self.known.before[n]:
+            k = self.at[m]
+            found = max(found, k + (apart or self.groups[k].executor is not taker))
+        return found
+
+    def candidates(self, n: int, first: int) -> Iterable[int]:
+        """Where n may go, best first: the group that makes what it needs is at `first`; then its neighbours."""
+        taker = self.known.taker[n]
+        start = bisect_left(self.fused, first)
+        limit = getattr(taker, "max_region_ops", MOST_OPS)
+        for k in self.fused[start:start + LOOK]:
+            g = self.groups[k]
+            if g.executor is taker and len(g.calls) < limit and not self.better_later(g, n):
+                yield k
+
+    def better_later(self, g: Group, n: int) -> bool:
+        """Will n's users be in later kernels, while all that n needs of g will be in memory anyway?"""
+        known, depth = self.known, self.known.depth
+        if known.calls[n].written or any(o in known.returned for o in known.outputs(n)):
+            return False
+        users = [u for o in known.outputs(n) for u in known.users.get(o, ())]
+        if not users or any(depth[u] == depth[n] or known.taker[u] is None for u in users):
+            return False
+        inside = {known.root(a) for a in known.calls[n].tensor_args} & g.made
+        return all(r in known.returned or any(u != n and (known.taker[u] is None or depth[u] > depth[n])
+                                              for u in known.users[r]) for r in inside)
+
+    def kept_inside(self, g: Group, n: int) -> bool:
+        """Are g's values needed by g and n alone?"""
+        inside = {*g.calls, n}
+        return not any(o in self.known.returned or any(u not in inside for u in self.known.users.get(o, ())) for o in g.made)
+
+
+# ---------------------------------------------------------------- sinking
+
+def sink(groups: list[Group], known: Calls, member: Membership, at: dict[int, int]) -> list[Group]:
+    """Backwards: a group moves into the first group that needs it, when nothing between needs it, the two go
+    together, and memory does not grow: it keeps its arguments alive no larger than the values that it no longer makes."""
+    place = {id(g): k for k, g in enumerate(groups)}
+    home = {n: groups[k] for n, k in at.items()}
+    after: dict[int, list[tuple[int, bool]]] = {}
+    for n in at:
+        for m, apart in known.before[n]:
+            after.setdefault(m, []).append((n, apart))
+    for k in range(len(groups) - 2, -1, -1):
+        g = groups[k]
+        if g.executor is None or g.space.reduced is not None:
+            continue
+        later = [(home[u], apart) for n in g.calls for u, apart in after.get(n, ()) if home[u] is not g]
+        if not later:
+            continue
+        target = min((h for h, _ in later), key=lambda h: place[id(h)])
+        if target.executor is not g.executor or any(apart and h is target for h, apart in later):
+            continue
+        if not _needs(target, g, known) or _grows_memory(g, target, known, home, place):
+            continue
+        merged = _merged(g, target, known, member)
+        if merged is not None:
+            place[id(merged)] = place[id(target)]
+            groups[place[id(target)]] = merged
+            home.update((n, merged) for n in merged.calls)
+            g.calls = []
+    return [g for g in groups if g.calls]
+
+
+def _needs(target: Group, g: Group, known: Calls) -> bool:
+    return not g.made.isdisjoint(target.touched)
+
+
+def _grows_memory(g: Group, target: Group, known: Calls, home: dict[int, Group], place: dict[int, int]) -> bool:
+    """Bytes that g would keep alive until `target`, against those of the values that nobody but `target` needs."""
+    end = place[id(target)]
+
+    def dies_early(r: TensorProxy) -> bool:
+        return r in known.maker and r not in known.returned and all(place[id(home[u])] < end for u in known.users.get(r, ()))
+
+    held = sum(r.numel * r.dtype.itemsize for r in g.touched - g.made if dies_early(r))
+    saved = sum(o.numel * o.dtype.itemsize for o in g.made
+                if o not in known.returned and any(home[u] is target for u in known.users.get(o, ())))
+    return held > saved
+
+
+def _merged(g: Group, target: Group, known: Calls, member: Membership) -> Optional[Group]:
+    """Both groups as one, joined again call by call; None when they do not go together."""
+    limit = getattr(g.executor, "max_region_ops", MOST_OPS)
+    if len(g.calls) + len(target.calls) > limit or target.space.numel != g.space.numel:
+        return None
+    made = Group(g.executor)
+    for n in sorted(g.calls + target.calls):
+        if not member.join(made, n, related=True):
+            return None
+    return made
+
+
+# ---------------------------------------------------------------- emission
+
+class Emission:
+    """Groups, in order, as bound symbols; views and factories beside the calls that need them outside regions."""
+
+    def __init__(self, known: Calls, groups: list[Group]) -> None:
+        self.known, self.calls = known, known.calls
+        self.pending = deque(groups)
+        self.out: list[BoundSymbol] = []
+        self.emitted: set[int] = set()                         # free calls that stand outside regions
+        self.regions = 0
+        self.wanted = {r for o in known.trace.tensor_results for r in (o, known.root(o))}
+        for g in groups:
+            self.want(g.executor, g.calls)
+
+    def run(self) -> list[BoundSymbol]:
+        while self.pending:
+            g = self.pending.popleft()
+            if g.executor is None:
+                self.alone(g.calls[0])
+            elif not self.fuse(g):
+                self.split(g)
+        self.bind_outside(self.known.trace.tensor_results)
+        return self.out
+
+    # ------------------------------------------------------------ what a group takes
+
+    def inside(self, executor: Any, calls: list[int]) -> list[int]:
+        """The calls of a region with the free calls that they use, in program order."""
+        found, left = set(calls), [a for n in calls for a in self.calls[n].tensor_args]
+        while left:
+            n = self.known.maker.get(left.pop())
+            if n is not None and n not in found and self.known.free[n] and self.known.taker[n] is executor:
+                found.add(n)
+                left += self.calls[n].tensor_args
+        return sorted(found)
+
+    def arguments(self, inside: list[int]) -> list[TensorProxy]:
+        made = {o for n in inside for o in self.known.outputs(n)}
+        return [*dict.fromkeys(a for n in inside for a in self.calls[n].tensor_args if a not in made)]
+
+    def want(self, executor: Any, calls: list[int]) -> None:
+        """Note what a group takes: whoever makes it must hand it out."""
+        for a in self.arguments(self.inside(executor, calls)):
+            self.wanted.update((a, self.known.root(a)))
+
+    # ------------------------------------------------------------ calls
+
+    def fuse(self, g: Group) -> bool:
+        """Emit g as a region; False when its executor does not make a kernel of it."""
+        if len(g.calls) == 1 and not getattr(g.executor, "allow_single_op_fusion", False):
+            return False
+        inside = self.inside(g.executor, g.calls)
+        subsymbols = tuple(self.calls[n] for n in inside)
+        arguments = self.arguments(inside)
+        output = [o for n in sorted(g.calls) for o in self.known.outputs(n) if o in self.wanted]
+        first = self.calls[min(g.calls)]
+        region = BoundSymbol(Symbol(f"{g.executor.name}_region{self.regions}", _not_compiled), tuple(arguments), {}, output,
+                             first.source, subsymbols, first.modes, g.executor.name)
+        fused = g.executor.fuse(region)
+        if fused is None:
+            return False
+        _check_outputs(fused, region, g.executor)
+        self.bind_outside(arguments)
+        self.regions += 1
+        self.out.append(fused)
+        return True
+
+    def split(self, g: Group) -> None:
+        """What is not one kernel may be two; a call that is none runs alone."""
+        calls = sorted(g.calls)
+        cut = len(calls) // 2
+        parts = [Group(g.executor, part) for part in (calls[:cut], calls[cut:])] if cut else [Group(None, calls)]
+        for part in parts:
+            self.want(part.executor, part.calls)
+        self.pending.extendleft(reversed(parts))
+
+    def alone(self, n: int) -> None:
+        b = self.calls[n]
+        if b.sym.opaque:                                       # it may move what a view that is used later lies on
+            self.bind_outside(o for m in range(n) if self.known.free[m] for o in self.known.outputs(m) if o in self.wanted)
+        self.bind_outside(b.tensor_args)
+        self.out.append(self.claimed(b))
+
+    def bind_outside(self, proxies: Iterable[TensorProxy]) -> None:
+        """Emit the views and factories that make these, as calls of their own."""
+        for p in proxies:
+            n = self.known.maker.get(p)
+            if n is not None and self.known.free[n] and n not in self.emitted:
+                self.emitted.add(n)
+                self.bind_outside(self.calls[n].tensor_args)
+                self.out.append(self.claimed(self.calls[n]))
+
+    def claimed(self, b: BoundSymbol) -> BoundSymbol:
+        executor = next(e for e in self.known.executors if e.can_execute(b))
+        taken = executor.execute(b)
+        _check_outputs(taken, b, executor)
+        return taken
+
+
+def _check_outputs(taken: Any, b: BoundSymbol, executor: Any) -> None:
+    if not isinstance(taken, BoundSymbol) or [*map(id, taken.flat_outputs)] != [*map(id, b.flat_outputs)]:
+        raise TraceError(f"executor {executor.name!r} must return a BoundSymbol with the outputs of what it took:\n"
+                         f"  {bound_symbol_text(b)}\nreturned {taken!r}", where=str(b.source))
+
+
+def _not_compiled(*args: Any) -> None:
+    raise TraceError("a fusion region that no executor has compiled cannot run")
