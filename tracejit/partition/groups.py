@@ -187,7 +187,7 @@ def _index_for_index(b: BoundSymbol, a: TensorProxy) -> bool:
 
 def _picks_from_row(b: BoundSymbol, space: Space) -> bool:
     """A gather of one element out of each row: `gather(logits, 1, target)`."""
-    if b.sym.packet != "gather" or space.reduced is None or len(space.reduced) != 1:
+    if b.sym.packet not in ("gather", "nll_loss_gather") or space.reduced is None or len(space.reduced) != 1:
         return False
     source, dim, index = b.args[:3]
     rank, reduced = len(space.shape), next(iter(space.reduced))
