@@ -22,22 +22,34 @@ from ..ir.proxy import TensorConstant, TensorProxy, proxy_of
 from ..ir.symbol import Symbol, aten_symbol
 from ..ir.trace import BoundSymbol, Trace
 from .dce import dce
-from .decompositions import CALLS, RULES
+from .decompositions import CALLS, RULES, WRITERS
 
 
 def decompose(trace: Trace) -> Trace:
+    """The pass, on a functionalized trace."""
+    return dce(_by(RULES, trace)).replace(stage="decompose")
+
+
+def unroll(trace: Trace) -> Trace:
+    """Before functionalization: what writes several tensors (foreach ops, optimizer steps, a batch norm's statistics)
+    as in-place ops on each, so that functionalization forwards their values."""
+    return _by(WRITERS, trace).replace(stage="unroll")
+
+
+def _by(rules: dict[Any, Callable], trace: Trace) -> Trace:
     names = Names(trace)
     made: list[BoundSymbol] = []
     for b in trace.bound_symbols:
-        rule = RULES.get(b.sym.overload) if _fits(b) else None
+        rule = rules.get(b.sym.overload) if _fits(b) else None
         parts = _decomposed(b, rule, names) if rule is not None else None
         made += [b] if parts is None else parts
-    return dce(trace.replace(bound_symbols=tuple(made))).replace(stage="decompose")
+    return trace.replace(bound_symbols=tuple(made))
 
 
 def _fits(b: BoundSymbol) -> bool:
     """Rules are written for real numbers, and for at least one of them."""
-    return not any(p.dtype.is_complex or p.neg or not p.numel for p in (*b.tensor_args, *b.tensor_outputs[:1]))
+    return not any(isinstance(a, TensorConstant) for a in b.flat_args) and not any(
+        p.dtype.is_complex or p.neg or not p.numel for p in (*b.tensor_args, *b.tensor_outputs[:1]))
 
 
 class Names:
@@ -72,8 +84,6 @@ class Recording:
     paused: bool = False
 
     def stand_in(self, a: Any) -> Any:
-        if isinstance(a, TensorConstant):
-            raise TraceError("a constant is an argument of a composite operation", where=str(self.origin.source))
         if not isinstance(a, TensorProxy):
             return a
         t = torch.empty_strided(a.shape, a.stride, dtype=a.dtype, device="meta")
