@@ -27,7 +27,8 @@ class FuseRuns:
         out, run = [], []
         for n, b in enumerate(trace.bound_symbols):
             if self.executor.can_fuse(b):
-                if any(w.storage == a.storage and not w.same_view(a) and overlaps(w.bytes, a.bytes)
+                if any(w.storage == a.storage and overlaps(w.bytes, a.bytes)
+                       and not (w.same_view(a) and (b.sym.pointwise or b.sym.is_copy))
                        for m in run for w in m.written for a in b.tensor_args):
                     out, run = out + self._close(run, trace), []
                 run.append(b)
@@ -59,10 +60,10 @@ def region_of(run: list, trace: Trace) -> BoundSymbol:
     return BoundSymbol(Symbol("cpu_region", lambda *a: None), tuple(args), {}, outputs, run[0].source, tuple(run), run[0].modes, "cpu")
 
 
-def fused(fn, *args, executor=None, fully=True):
+def fused(fn, *args, executor=None, fully=True, check=True):
     """`fn(*args)` through fused kernels; `fully`: nothing but kernels ran."""
     fuse = FuseRuns(executor) if executor is not None else FuseRuns()
-    got = tracejit.jit(fn, fallback="error", transforms=(fuse,))(*args)
+    got = tracejit.jit(fn, fallback="error", transforms=(fuse,), disable_inplace_copy_check=not check)(*args)
     if fully:
         assert fuse.regions and not fuse.left, f"not fused: {fuse.left}"
     return got

@@ -174,6 +174,9 @@ class Writer:
             return f"{a} != 0"
         if source.is_floating_point and not e.dtype.is_floating_point:
             return f"tj_to_{self.d.letter[self.d.register[e.dtype]]}_{self.d.letter[self.d.register[source]]}({a})"
+        back = e.dtype.is_floating_point and e.args[0].op == "cast" and e.args[0].args[0].dtype.is_floating_point
+        if back and not source.is_floating_point:              # compilers make it one truncation, which keeps the sign of zero
+            return f"{a} == 0 ? 0 : ({self.d.register[e.dtype]}){a}"
         return f"({self.d.register[e.dtype]}){a}"
 
     def _load(self, e: Expr) -> str:

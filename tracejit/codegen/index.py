@@ -168,7 +168,7 @@ def flatten(indices: tuple[Index, ...], shape: tuple[int, ...]) -> Index:
     """Row-major position of an element."""
     total, step = ZERO, 1
     for i, n in zip(reversed(indices), reversed(shape)):
-        total, step = total + i * step, step * n
+        total, step = total + i * step, step * max(n, 1)
     return total
 
 

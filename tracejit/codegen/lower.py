@@ -15,7 +15,7 @@ import torch
 
 from ..ir.proxy import TensorProxy
 from .calls import Call, Region
-from .index import Index, Quotient, Remainder, Var, atoms, combine, disjoint, flatten, unflatten, variable
+from .index import ZERO, Index, Quotient, Remainder, Var, atoms, combine, disjoint, flatten, unflatten, variable
 from .kernel import Buffer, CannotLower, Expr, Kernel, Reduction, Stage, Store, below, closure, variables
 from .ops import reduced_dims, row_of
 from .values import Values, buffer_name
@@ -52,8 +52,8 @@ class Nest:
 def lower(nest: Nest, region: Region, here: Callable[[Call], bool], wanted: Callable[[TensorProxy], bool]) -> Kernel:
     """The kernel of a nest. `here`: is a call computed in this kernel? `wanted`: is a value needed outside it?"""
     dims = [(Var(d, n), d in (nest.reduced or ())) for d, n in enumerate(nest.shape) if n != 1 or d in (nest.reduced or ())]
-    for _ in range(MOST_SPLITS):
-        evaluation = _Evaluation(nest, region, here, wanted, dims)
+    for k in range(MOST_SPLITS):
+        evaluation = _Evaluation(nest, region, here, wanted, dims, split=k > 0)
         cuts = evaluation.cuts()
         if not cuts:
             break
@@ -71,7 +71,8 @@ def _cut(v: Var, reduced: bool, cuts: dict[Var, int], first: int) -> list[tuple[
 class _Evaluation:
     """Stores and reductions of a nest as expressions over its variables."""
 
-    def __init__(self, nest: Nest, region: Region, here: Callable, wanted: Callable, dims: list[tuple[Var, bool]]) -> None:
+    def __init__(self, nest: Nest, region: Region, here: Callable, wanted: Callable, dims: list[tuple[Var, bool]],
+                 split: bool) -> None:
         self.nest, self.region, self.dims = nest, region, dims
         self.values = Values(region, here)
         self.stores: list[Store] = []
@@ -79,6 +80,8 @@ class _Evaluation:
         self.inner = {v for v, r in dims if r}
         self.row = flatten(tuple(variable(v) for v, r in dims if not r), tuple(v.size for v, r in dims if not r))
         self.full = flatten(tuple(variable(v) for v, _ in dims), tuple(v.size for v, _ in dims))
+        whole = {v.number: v for v, _ in dims}
+        self.direct = tuple(variable(whole[d]) if d in whole else ZERO for d in range(len(nest.shape))) if not split else None
         for call in nest.calls:
             self._call(call, wanted)
         self.all = closure([s.value for s in self.stores] + [r.value for r in self.reductions])
@@ -98,9 +101,12 @@ class _Evaluation:
         full = value.numel == self.nest.size and not self._is_row_value(value)
         if not full and value.numel != self.nest.rows:
             raise CannotLower(f"{value.name} lives on another iteration space", call.position)
-        index = unflatten(self.full if full else self.row, value.shape)
+        index = self._full_index(value.shape) if full else unflatten(self.row, value.shape)
         e = x.cast(self.values.read(value, index, call), target.dtype)
         self.stores.append(Store(buffer_name(target), self.values.address(target, index), e, full, call.position))
+
+    def _full_index(self, shape: tuple[int, ...]) -> tuple[Index, ...]:
+        return self.direct if self.direct is not None and shape == self.nest.shape else unflatten(self.full, shape)
 
     def _is_row_value(self, value: TensorProxy) -> bool:
         maker = self.region.made(value.storage)
@@ -110,7 +116,7 @@ class _Evaluation:
     def _reduce(self, call: Call) -> None:
         p = call.tensors[0]
         dims, keepdim = reduced_dims(call)
-        index = unflatten(self.full, p.shape)
+        index = self._full_index(p.shape)
         row = tuple(i for d, i in enumerate(index) if d not in dims)
         mixed = any(i.varies_with(v) for i in row for v in self.inner) or any(
             isinstance(a, Var) and a not in self.inner for d in dims for a in atoms(index[d]))

@@ -11,7 +11,6 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from ..ir.proxy import TensorProxy
 from .calls import Call, is_number, result_type
 from .kernel import DTYPES, FLOATS, HALVES, INTEGERS, Expr, Expressions
 
@@ -80,6 +79,23 @@ def _add(sign: int) -> Callable:
     return build
 
 
+def _mul(x: Expressions, a: list[Expr], call: Call) -> Expr:
+    return _computed("and" if a[0].dtype is torch.bool else "mul", x, *a)
+
+
+def _sigmoid_backward(x: Expressions, a: list[Expr], call: Call) -> Expr:
+    """Eager computes f16 in f16, operation by operation."""
+    step = x.rounded if call.dtype is torch.float16 else lambda e: e
+    left = step(_computed("sub", x, x.const(1, a[1].dtype), a[1]))
+    return _computed("mul", x, step(_computed("mul", x, a[0], left)), a[1])
+
+
+def _tanh_backward(x: Expressions, a: list[Expr], call: Call) -> Expr:
+    """Eager contracts 1 - y * y, except in f16."""
+    one = x.const(1, a[1].dtype)
+    return _computed("mul", x, a[0], _computed("fma", x, _computed("neg", x, a[1]), a[1], one))
+
+
 def _rsub(x: Expressions, a: list[Expr], call: Call) -> Expr:
     return _add(-1)(x, [a[1], a[0]], call)
 
@@ -91,8 +107,6 @@ def _div(x: Expressions, a: list[Expr], call: Call) -> Expr:
 
 def _pow(x: Expressions, a: list[Expr], call: Call) -> Expr:
     base, exponent = a[0], call.args["exponent"]
-    def mul(p: Expr, q: Expr) -> Expr:
-        return x.rounded(_computed("mul", x, p, q))
     if not is_number(exponent):
         return _computed("pow", x, *a)
     if base.dtype in INTEGERS:
@@ -101,6 +115,10 @@ def _pow(x: Expressions, a: list[Expr], call: Call) -> Expr:
             out = _computed("mul", x, out, base)
         return out
     square = _computed("mul", x, base, base)
+    if base.dtype is torch.bfloat16:                           # eager rounds each product, in f16 only the last
+        square = x.rounded(square)
+    if base.dtype is torch.float16 and exponent in (0.5, -0.5):      # eager calls the C library's pow there
+        return _computed("pow", x, *a)
     known = {0: lambda: x.const(1, base.dtype), 1: lambda: base, 2: lambda: square, 3: lambda: _computed("mul", x, square, base),
              0.5: lambda: _computed("sqrt", x, base), -1: lambda: _computed("reciprocal", x, base),
              -0.5: lambda: _computed("rsqrt", x, base), -2: lambda: _computed("reciprocal", x, square)}
@@ -181,25 +199,12 @@ def _elu(x: Expressions, a: list[Expr], call: Call) -> Expr:
                      _exact(x, call.args["input_scale"], a[0]))
 
 
-def _mean_square_terms(x: Expressions, a: list[Expr], call: Call) -> Expr:
-    d = x.rounded(_computed("sub", x, *a))
-    return _computed("mul", x, d, d)
-
-
 def _copy(x: Expressions, a: list[Expr], call: Call) -> Expr:
     return a[-1]
 
 
 def _no_rounding_name(call: Call) -> bool:
     return call.overload != "decimals"
-
-
-def _number_or_tensor_of(call: Call, *names: str) -> bool:
-    return all(is_number(call.args[n]) or isinstance(call.args[n], TensorProxy) for n in names)
-
-
-def _float_compare(call: Call) -> bool:
-    return True
 
 
 def _trunc_div_ok(call: Call) -> bool:
@@ -213,7 +218,7 @@ ELEMENTWISE: dict[str, Row] = {
     "add": Row("elementwise", _add(1), ("self", "other")),
     "sub": Row("elementwise", _add(-1), ("self", "other")),
     "rsub": Row("elementwise", _rsub, ("self", "other")),
-    "mul": _binary("mul", scalars="exact"),
+    "mul": Row("elementwise", _mul, ("self", "other"), DTYPES, scalars="exact"),
     "div": Row("elementwise", _div, ("self", "other"), scalars="exact", accepts=_trunc_div_ok),
     "floor_divide": Row("elementwise", lambda x, a, call: _computed("div_floor", x, *a), ("self", "other"), scalars="exact",
                         accepts=_trunc_div_ok),
@@ -225,7 +230,7 @@ ELEMENTWISE: dict[str, Row] = {
     "sign": _unary("sign", NUMERIC, heavy=False), "sgn": _unary("sign", NUMERIC, heavy=False),
     "relu": _unary("relu", NUMERIC, heavy=False), "positive": Row("elementwise", _copy, ("self",)),
     "floor": _unary("floor", heavy=False), "ceil": _unary("ceil", heavy=False), "trunc": _unary("trunc", heavy=False),
-    "round": _unary("round", heavy=False, accepts=_no_rounding_name),
+    "round": Row("elementwise", prim("rint"), ("self",), FLOATS, accepts=_no_rounding_name),
     "frac": _unary("frac", heavy=False), "sqrt": _unary("sqrt"), "rsqrt": _unary("rsqrt"), "reciprocal": _unary("reciprocal"),
     "exp": _unary("exp"), "exp2": _unary("exp2"), "expm1": _unary("expm1"), "log": _unary("log"), "log2": _unary("log2"),
     "log10": _unary("log10"), "log1p": _unary("log1p"), "sin": _unary("sin"), "cos": _unary("cos"), "tan": _unary("tan"),
@@ -245,8 +250,8 @@ ELEMENTWISE: dict[str, Row] = {
     "gelu": Row("elementwise", _gelu(), ("self",), FLOATS, heavy=True),
     "gelu_backward": Row("elementwise", _gelu("_backward"), ("grad_output", "self"), FLOATS, heavy=True),
     "silu_backward": Row("elementwise", prim("silu_backward"), ("grad_output", "self"), FLOATS, heavy=True),
-    "sigmoid_backward": Row("elementwise", prim("sigmoid_backward"), ("grad_output", "output"), FLOATS),
-    "tanh_backward": Row("elementwise", prim("tanh_backward"), ("grad_output", "output"), FLOATS),
+    "sigmoid_backward": Row("elementwise", _sigmoid_backward, ("grad_output", "output"), FLOATS),
+    "tanh_backward": Row("elementwise", _tanh_backward, ("grad_output", "output"), FLOATS),
     "threshold_backward": Row("elementwise", prim("threshold_backward"), ("grad_output", "self", "threshold"), NUMERIC),
     "leaky_relu": Row("elementwise", _leaky_relu, ("self",), FLOATS),
     "softplus": Row("elementwise", _softplus, ("self",), FLOATS, heavy=True),
@@ -303,7 +308,7 @@ def _mean(x: Expressions, value: Expr, reduce: Callable, call: Call, count: int,
 
 def _moments(x: Expressions, value: Expr, reduce: Callable, call: Call, count: int) -> tuple[Expr, Expr]:
     """Mean and variance: a second pass over distances from the mean."""
-    value = x.cast(value, accumulator(call.dtype))
+    value = x.cast(value, torch.float64)                       # as eager accumulates
     mean = _divided(x, reduce("sum", value), count)
     d = _computed("sub", x, value, mean)
     correction = call.args.get("correction")
@@ -359,10 +364,6 @@ def _norm_ok(call: Call) -> bool:
 
 def _correction_ok(call: Call) -> bool:
     return call.overload in ("correction", "dim", "") and call.tensors[0].dtype in FLOATS
-
-
-def _same_or_none(call: Call) -> bool:
-    return True
 
 
 def _not_empty(call: Call) -> bool:

@@ -11,6 +11,10 @@ EW double tj_double_of(u64 u) { double f; __builtin_memcpy(&f, &u, 8); return f;
 
 EW u64 tj_bits_of_double(double f) { u64 u; __builtin_memcpy(&u, &f, 8); return u; }
 
+EW int tj_signbit_f(float f) { return tj_bits_of(f) >> 31; }
+
+EW int tj_signbit_d(double f) { return tj_bits_of_double(f) >> 63; }
+
 EW float tj_from_bf16(u16 h) { return tj_float_of((u32)h << 16); }
 
 EW u16 tj_to_bf16(float f) { u32 u = tj_bits_of(f); u32 r = (u + 0x7fffu + ((u >> 16) & 1)) >> 16; return f != f ? 0x7fc0 : r; }
@@ -169,9 +173,9 @@ EW float tj_tanh_f(float x) {
   return a < 0.625f ? near : x != x ? x : __builtin_copysignf(far, x);
 }
 
-EW float tj_sigmoid_f(float x) { return 1.f / (1.f + tj_exp_f(-x)); }
+EW float tj_sigmoid_f(float x) { float e = tj_exp_f(-__builtin_fabsf(x)); return (x < 0 ? e : 1.f) / (1.f + e); }
 
-EW double tj_sigmoid_d(double x) { return 1. / (1. + __builtin_exp(-x)); }
+EW double tj_sigmoid_d(double x) { double e = __builtin_exp(-__builtin_fabs(x)); return (x < 0 ? e : 1.) / (1. + e); }
 
 static const double tj_turns[][3] = {
   {0x1.836e4e0000000p+0, 0x1.1054a70000000p-26, 0x1.e13abe8fa9a6fp-51}, {0x1.836e4e0000000p+1, 0x1.1054a78000000p-25, 0x1.c2757d1f534dep-51},

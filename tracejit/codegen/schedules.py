@@ -15,8 +15,7 @@ from .c import CLAUSE, FOLD, Block, Dialect, Writer, finished, first_value, lose
 from .index import Var
 from .kernel import Kernel, Reduction, Stage, below
 
-SUM_BLOCK = 2048             # elements that are summed in the element type before they are added in double
-COLUMNS, ROW_BLOCK = 256, 64
+COLUMNS, ROW_BLOCK = 256, 16  # columns of a unit; rows that are summed in the element type before they are added in double
 TILE = 64
 SHARED_ROW = 16384
 
@@ -114,11 +113,12 @@ def _fold(w: Writer, r: Reduction, into: str, flag: str) -> None:
 
 
 def _pass(w: Writer, block: Block, stage: Stage, v: Var, extra: Callable[[], None], shared: tuple | None = None) -> None:
-    """One vector loop that folds into partials p, which are then folded into the wide accumulators."""
+    """One vector loop that folds into partials p, which are then folded into the accumulators w. Floats are summed in double:
+    beside the latency of an addition the conversions cost nothing."""
     reductions = stage.reductions
     clause = ""
     for r in reductions:
-        block.append(f"{accumulator_type(w, r)} p{r.number} = {first_value(r, w.d.register[r.dtype])};"
+        block.append(f"{wide_type(w, r)} p{r.number} = {first_value(r, w.d.register[r.dtype])};"
                      + (f" int n{r.number} = 0;" if loses_nan(r) else ""))
         clause += f" reduction({CLAUSE[r.kind]}:p{r.number})" + (f" reduction(|:n{r.number})" if loses_nan(r) else "")
 
@@ -130,14 +130,6 @@ def _pass(w: Writer, block: Block, stage: Stage, v: Var, extra: Callable[[], Non
     w.vector_loop(block, v, stage.roots, body, clause, shared)
     for r in reductions:
         block.append(FOLD[r.kind].format(f"w{r.number}", f"p{r.number}") + (f" f{r.number} |= n{r.number};" if loses_nan(r) else ""))
-
-
-def _blocked(w: Writer, block: Block, stage: Stage, v: Var, extra: Callable[[], None], low: str, high: str) -> None:
-    """Passes over blocks of SUM_BLOCK elements of [low, high)."""
-    block.append(f"for (i64 B = {low}; B < {high}; B += {SUM_BLOCK}) {{")
-    inside = Block([f"const i64 E = B + {SUM_BLOCK} < {high} ? B + {SUM_BLOCK} : {high};"])
-    _pass(w, inside, stage, v, extra, ("B", "E"))
-    block += [inside, "}"]
 
 
 def _row_stage(w: Writer, k: Kernel, n: int, block: Block) -> None:
@@ -161,13 +153,10 @@ def _row_stage(w: Writer, k: Kernel, n: int, block: Block) -> None:
                 w.scopes[-1][1].append(f"row{e.number}[i{v.number}] = {w.name(e)};")
 
         def passes(inside: Block) -> None:
-            if v.size > 2 * SUM_BLOCK and stage.reductions:
-                _blocked(w, inside, stage, v, keep, "0", str(v.size))
-            else:
-                inside.append("{")
-                inside.append(Block())
-                _pass(w, inside[-1], stage, v, keep)
-                inside.append("}")
+            inside.append("{")
+            inside.append(Block())
+            _pass(w, inside[-1], stage, v, keep)
+            inside.append("}")
         w.nested(block, k.inner[:-1], passes)
         w.special = {}
     for r in stage.reductions:
@@ -275,7 +264,7 @@ def _whole(w: Writer, k: Kernel) -> Body:
                 w.rows(inside, above, lambda deep: (deep.append("{"), deep.append(Block()), _pass(w, deep[-1], stage, v, _nothing),
                                                     deep.append("}")))
             else:
-                _blocked(w, inside, stage, v, _nothing, "lo", "hi")
+                _pass(w, inside, stage, v, _nothing, ("lo", "hi"))
             for r in stage.reductions:
                 slot = f"(({_slot_type(w, r)}*)part)[R*{count} + {r.number}]"
                 inside.append(f"{slot} = {finished(r, f'w{r.number}', f'f{r.number}')};")

@@ -22,7 +22,7 @@ from ..ir.symbol import Symbol
 from ..ir.trace import BoundSymbol
 from ..options import check_traces
 from ..runtime.buffers import allocator
-from ..runtime.kernel_cache import CompilerError, KernelCache
+from ..runtime.kernel_cache import CompilerError, KernelCache, NoCompiler
 from .registry import Executor
 
 ERRORS = {1: (IndexError, "index out of range in self"), 2: (RuntimeError, "index is out of bounds"),
@@ -43,7 +43,7 @@ class CpuExecutor(Executor):
                  max_region_ops: int = 2000) -> None:
         self.allow_single_op_fusion, self.max_region_ops = allow_single_op_fusion, max_region_ops
         self.cache = KernelCache(kernel_cache)
-        self.broken = False                                    # the compiler is missing or failed: said once
+        self.broken = False                                    # there is no compiler: said once
 
     def can_execute(self, bsym: BoundSymbol) -> bool:
         return False
@@ -65,7 +65,9 @@ class CpuExecutor(Executor):
                 raise
             return None
         except CompilerError as error:
-            self.broken = True
+            self.broken = self.broken or isinstance(error, NoCompiler)
+            if check_traces() and not self.broken:
+                raise
             where = next((str(b.source) for b in region.subsymbols if b.source.file), "")
             warnings.warn(f"no CPU kernels: {error} {f'(for {where})' if where else ''}", FallbackWarning, stacklevel=2)
             return None

@@ -30,6 +30,10 @@ class CompilerError(Exception):
     """No compiler, or one that failed or took too long; the message names the source file that was kept."""
 
 
+class NoCompiler(CompilerError):
+    """There is none, or it does not even tell its version."""
+
+
 @lru_cache(None)
 def compiler() -> tuple[str, ...]:
     """The command of the C compiler, from CC or the first of cc, gcc, clang that exists."""
@@ -37,7 +41,7 @@ def compiler() -> tuple[str, ...]:
     for candidate in ([named] if named else [["cc"], ["gcc"], ["clang"]]):
         if candidate and shutil.which(candidate[0]):
             return (shutil.which(candidate[0]), *candidate[1:])
-    raise CompilerError(f"no C compiler: {' '.join(named) or 'cc, gcc, clang'} not found")
+    raise NoCompiler(f"no C compiler: {' '.join(named) or 'cc, gcc, clang'} not found")
 
 
 @lru_cache(None)
@@ -47,7 +51,7 @@ def _machine() -> str:
     try:
         version = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=TIMEOUT, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        raise CompilerError(f"{' '.join(command)} --version failed: {error}") from error
+        raise NoCompiler(f"{' '.join(command)} --version failed: {error}") from error
     flags = next((line for line in _cpuinfo().splitlines() if line.startswith(("flags", "Features"))), "")
     return f"{command}\n{version}\n{platform.machine()}\n{flags}"
 
