@@ -158,7 +158,9 @@ def runner(region: BoundSymbol, source: Source, library: ctypes.CDLL) -> Callabl
             lines += ["    if bad:", "        fail(bad)"]
     lines.append(f"    return [{', '.join(_result(o, source, args, arg_of, names) for o in region.flat_outputs)}]")
     exec(compile("\n".join(lines), f"<{region.sym.name}>", "exec"), scope)
-    return scope["run"]
+    run = scope["run"]
+    run.source = source                                        # text, kernels and bytes, for whoever asks
+    return run
 
 
 def _result(o: TensorProxy, source: Source, args: tuple, arg_of: dict[int, int], names: list[str]) -> str:
