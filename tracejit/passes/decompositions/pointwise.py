@@ -65,7 +65,7 @@ def threshold_backward(grad, x, threshold):
 
 @rule(aten.hardtanh_backward.default)
 def hardtanh_backward(grad, x, low, high):
-    return torch.where((x <= low) | (x >= high), 0, grad)
+    return torch.where((x > low) & (x < high), grad, 0)
 
 
 @rule(aten.leaky_relu_backward.default)
