@@ -21,6 +21,7 @@ What a region is, for whoever generates code for it:
   - Memory: no call of a region reads or overwrites bytes that an earlier call of the same region wrote. Bytes that a
     later call writes may be read before when read and written views are the same and all that is computed from
     them in the region is pointwise at the same shape: then each element is read at the index where it is written.
+    A kernel loads all that an element needs before it stores any of it (`a[0], a[-1] = a[-1].clone(), a[0].clone()`).
   - Calls that may raise stand before the writes of later regions and after those of earlier ones: a kernel holds either
     calls that may raise or `copy_`, never both. Several may share a kernel: it must report the first in program order.
 """
@@ -30,7 +31,7 @@ from bisect import bisect_left
 from collections import deque
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Callable, Iterable, Optional, Sequence
+from typing import Any, Iterable, Optional, Sequence
 
 import networkx as nx
 
@@ -42,9 +43,9 @@ from ..ir.trace import BoundSymbol, Trace
 from ..passes.dce import has_effect
 from .dependence import dependence, is_view, written_storages
 from .groups import Group, Membership
+from .merging import merge, most_calls
 
 LOOK = 6                     # how many groups beyond the first possible one are tried
-MOST_OPS = 400               # calls of a region, unless its executor has a `max_region_ops`
 
 
 def partition(trace: Trace, executors: Sequence[Any]) -> Trace:
@@ -144,7 +145,7 @@ class Walk:
         for n in range(len(self.known.calls)):
             if not self.known.free[n]:
                 self.at[n] = self.place(n)
-        return sink(self.groups, self.known, self.member, self.at)
+        return merge(self.groups, self.known, self.member, self.at)
 
     def place(self, n: int) -> int:
         taker = self.known.taker[n]
@@ -172,7 +173,7 @@ class Walk:
         """Where n may go, best first: the group that makes what it needs is at `first`; then its neighbours."""
         taker = self.known.taker[n]
         start = bisect_left(self.fused, first)
-        limit = getattr(taker, "max_region_ops", MOST_OPS)
+        limit = most_calls(taker)
         for k in self.fused[start:start + LOOK]:
             g = self.groups[k]
             if g.executor is taker and len(g.calls) < limit and not self.better_later(g, n):
@@ -194,67 +195,6 @@ class Walk:
         """Are g's values needed by g and n alone?"""
         inside = {*g.calls, n}
         return not any(o in self.known.returned or any(u not in inside for u in self.known.users.get(o, ())) for o in g.made)
-
-
-# ---------------------------------------------------------------- sinking
-
-def sink(groups: list[Group], known: Calls, member: Membership, at: dict[int, int]) -> list[Group]:
-    """Backwards: a group moves into the first group that needs it, when nothing between needs it, the two go
-    together, and memory does not grow: it keeps its arguments alive no larger than the values that it no longer makes."""
-    place = {id(g): k for k, g in enumerate(groups)}
-    home = {n: groups[k] for n, k in at.items()}
-    after: dict[int, list[tuple[int, bool]]] = {}
-    for n in at:
-        for m, apart in known.before[n]:
-            after.setdefault(m, []).append((n, apart))
-    for k in range(len(groups) - 2, -1, -1):
-        g = groups[k]
-        if g.executor is None or g.space.reduced is not None:
-            continue
-        later = [(home[u], apart) for n in g.calls for u, apart in after.get(n, ()) if home[u] is not g]
-        if not later:
-            continue
-        target = min((h for h, _ in later), key=lambda h: place[id(h)])
-        if target.executor is not g.executor or any(apart and h is target for h, apart in later):
-            continue
-        if not _needs(target, g, known) or _grows_memory(g, target, known, home, place):
-            continue
-        merged = _merged(g, target, known, member)
-        if merged is not None:
-            place[id(merged)] = place[id(target)]
-            groups[place[id(target)]] = merged
-            home.update((n, merged) for n in merged.calls)
-            g.calls = []
-    return [g for g in groups if g.calls]
-
-
-def _needs(target: Group, g: Group, known: Calls) -> bool:
-    return not g.made.isdisjoint(target.touched)
-
-
-def _grows_memory(g: Group, target: Group, known: Calls, home: dict[int, Group], place: dict[int, int]) -> bool:
-    """Bytes that g would keep alive until `target`, against those of the values that nobody but `target` needs."""
-    end = place[id(target)]
-
-    def dies_early(r: TensorProxy) -> bool:
-        return r in known.maker and r not in known.returned and all(place[id(home[u])] < end for u in known.users.get(r, ()))
-
-    held = sum(r.numel * r.dtype.itemsize for r in g.touched - g.made if dies_early(r))
-    saved = sum(o.numel * o.dtype.itemsize for o in g.made
-                if o not in known.returned and any(home[u] is target for u in known.users.get(o, ())))
-    return held > saved
-
-
-def _merged(g: Group, target: Group, known: Calls, member: Membership) -> Optional[Group]:
-    """Both groups as one, joined again call by call; None when they do not go together."""
-    limit = getattr(g.executor, "max_region_ops", MOST_OPS)
-    if len(g.calls) + len(target.calls) > limit or target.space.numel != g.space.numel:
-        return None
-    made = Group(g.executor)
-    for n in sorted(g.calls + target.calls):
-        if not member.join(made, n, related=True):
-            return None
-    return made
 
 
 # ---------------------------------------------------------------- emission

@@ -118,7 +118,10 @@ class Recording:
 
     def record(self, sym: Symbol, args: tuple, kwargs: dict, out: Any) -> Any:
         args, kwargs = tree_map(self.proxy, (args, kwargs))
-        kwargs = {k: self.device if k == "device" else v for k, v in kwargs.items()}
+        if sym.overload is torch.ops.aten.detach.default:      # factories detach what they make
+            self._know(out, args[0])
+            return out
+        kwargs = {k: self.device if k == "device" else v for k, v in kwargs.items() if k not in ("pin_memory", "layout")}
         self.bind(sym, args, kwargs, tree_map(self.name, out))
         return out
 
