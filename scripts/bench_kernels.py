@@ -140,7 +140,7 @@ def measure(name, fn, args, executor, options, copy):
             for k, f in columns.items():
                 f()
                 rounds[k].append(seconds(f, 3 if moved > 1 << 22 else 200))
-    t = {k: statistics.median(v) for k, v in rounds.items()}
+    t = {k: min(v) for k, v in rounds.items()}                 # the least disturbed round
     ours, inductor = t["tracejit"], t.get("inductor")
     rate = moved / ours / 1e9
     print(f"{name:28s} {t['eager']*1e3:9.3f} {inductor*1e3 if inductor else 0:9.3f} {ours*1e3:9.3f} {t['eager']/ours:7.2f} "

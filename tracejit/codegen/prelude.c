@@ -296,7 +296,18 @@ EW float tj_erf_f(float x) {
   return t < 0.9f ? __builtin_fmaf(p, x, x) : x != x ? x : far;
 }
 
-EW float tj_gelu_f(float v) { return v * 0.5f * (1.f + tj_erf_f(v * 0.70710678118654752440f)); }
+EW float tj_normal_cdf_f(float x) {                                  /* (1 + erf(x / sqrt 2)) / 2; the left tail does not cancel */
+  float t = __builtin_fabsf(x), y = t > 5.8f ? 5.8f : t;
+  float q = __builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(-0x1.a6f88a0000000p-26f, y, 0x1.72b4860000000p-21f), y, -0x1.1957bc0000000p-17f), y, 0x1.d80bbe0000000p-15f), y, -0x1.a5cadc0000000p-13f), y, 0x1.06925e0000000p-17f), y, 0x1.3b6e3a0000000p-8f), y, -0x1.29cbc20000000p-5f), y, -0x1.45f1f80000000p-2f), y, -0x1.98845e0000000p-1f) * y;
+  float n = __builtin_rintf(q * 0x1.715476p+0f), r = __builtin_fmaf(n, -0x1.62e43p-1f, q);
+  float p = __builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(0x1.a1b5460000000p-13f, r, 0x1.6d96ce0000000p-10f), r, 0x1.1110800000000p-7f), r, 0x1.5554800000000p-5f), r, 0x1.5555560000000p-3f), r, 0x1.0000000000000p-1f);
+  float e = __builtin_fmaf(p, r * r, r) + 1.f;
+  e = t > 5.8f ? 0.f : e * 0.5f * tj_float_of((u32)((int)n + 127) << 23);
+  e = x < 0 ? e : 1.f - e;
+  return x != x ? x : e;
+}
+
+EW float tj_gelu_f(float v) { return v * tj_normal_cdf_f(v); }
 
 EW double tj_gelu_d(double v) { return v * 0.5 * (1. + __builtin_erf(v * 0.70710678118654752440)); }
 
@@ -305,7 +316,7 @@ EW float tj_gelu_tanh_f(float v) { float c = v * v * v, in = 0.7978845608028654f
 EW double tj_gelu_tanh_d(double v) { double c = v * v * v, in = 0.7978845608028654 * (v + 0.044715 * c); return 0.5 * v * (1. + __builtin_tanh(in)); }
 
 EW float tj_gelu_backward_f(float g, float v) {
-  float cdf = 0.5f * (1.f + tj_erf_f(v * 0.70710678118654752440f)), pdf = 0.3989422804014327f * tj_exp_f(v * v * -0.5f);
+  float cdf = tj_normal_cdf_f(v), pdf = 0.3989422804014327f * tj_exp_f(v * v * -0.5f);
   return g * (cdf + v * pdf);
 }
 
