@@ -12,15 +12,27 @@ class Executor:
 
     `can_execute(bsym)` says whether it takes a call. `execute(bsym)` returns the call that runs instead: a BoundSymbol
     with the same output proxies. It may read only the arguments and write only what the call writes.
+
+    One that fuses also has `can_fuse(bsym)`, which says whether a call may be part of a region, and `fuse(region)`, which
+    returns the region with `sym.fn` the callable that runs it: it takes the region's args and returns the list of its
+    outputs. None: not as one kernel. What a region may hold is told in `tracejit.partition.regions`.
     """
 
     name: str = ""
+    allow_single_op_fusion: bool = False      # a region of one call (and its views) is worth a kernel
+    max_region_ops: int = 400                 # calls of a region, views not counted
 
     def can_execute(self, bsym: BoundSymbol) -> bool:
         raise NotImplementedError
 
     def execute(self, bsym: BoundSymbol) -> BoundSymbol:
         return bsym
+
+    def can_fuse(self, bsym: BoundSymbol) -> bool:
+        return False
+
+    def fuse(self, region: BoundSymbol) -> Optional[BoundSymbol]:
+        return None
 
 
 _registered: dict[str, Executor] = {}

@@ -1,0 +1,198 @@
+"""How kernels are built, kept and called: the disk cache, compilers that fail, memory for results, what one region becomes."""
+import os
+import stat
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+
+import tracejit
+from regions import FuseRuns, fused
+from tracejit.errors import FallbackWarning
+from tracejit.executors.cpu import CpuExecutor
+from tracejit.runtime import kernel_cache
+from tracejit.runtime.buffers import allocator
+from tracejit.runtime.kernel_cache import CompilerError, KernelCache, NoCompiler
+
+
+def compiled(fn, *args, executor=None):
+    """(result, the regions' sources)"""
+    jitted = tracejit.jit(fn, fallback="error", transforms=(FuseRuns(executor or CpuExecutor(allow_single_op_fusion=True)),))
+    out = jitted(*args)
+    return out, [r.sym.fn.source for r in jitted.last_traces[-1].regions]
+
+
+def softmax(x):
+    e = (x - x.amax(-1, keepdim=True)).exp()
+    return e / e.sum(-1, keepdim=True)
+
+
+def layer_norm(x, w):
+    d = x - x.mean(-1, keepdim=True)
+    return d * torch.rsqrt((d * d).mean(-1, keepdim=True) + 1e-5) * w
+
+
+@pytest.mark.parametrize("fn,args,schedule", [
+    (softmax, (64, 256), "row"), (lambda x: x.sum(0), (64, 256), "column"), (lambda x: (x * 2).sum(), (1 << 17,), "whole"),
+    (lambda x: (x + 1).relu() * x, (64, 256), "pointwise"), (lambda x: layer_norm(x, x[0]), (64, 256), "row"),
+    (lambda x: torch.cat([x, x * 2], 1).abs(), (64, 256), "pointwise")])
+def test_one_kernel_of_the_schedule_that_fits(fn, args, schedule):
+    _, sources = compiled(fn, torch.randn(args))
+    assert [k.schedule for s in sources for k in s.kernels] == [schedule]
+
+
+def test_bytes_are_counted_once():
+    _, (source,) = compiled(softmax, torch.randn(64, 256))
+    (kernel,) = source.kernels
+    assert (kernel.bytes_read, kernel.bytes_written) == (64 * 256 * 4, 64 * 256 * 4)
+
+
+def test_windows_cut_the_loop_instead_of_masking_it():
+    _, (source,) = compiled(lambda x: torch.cat([x[:, 32:], x[:, :32]], 1) * 2, torch.randn(16, 64))
+    assert source.text.count("for (i64 i1") == 2 and " ? " not in source.text.split("k0_range0")[1].split("typedef")[0]
+
+
+def test_equal_kernels_are_one_function():
+    def step(a, b, c, d):
+        a.mul_(2).add_(1)
+        b[:3].mul_(2).add_(1)
+        return c.exp(), d.exp()
+    _, sources = compiled(step, *(torch.randn(n) for n in (8, 9, 8, 8)))
+    assert all(s.text.count("static int k") <= 2 for s in sources)
+
+
+def test_the_disk_cache_is_the_users_alone_and_is_found_again(tmp_path):
+    where = tmp_path / "cache"
+    first = CpuExecutor(allow_single_op_fusion=True, kernel_cache=where)
+    compiled(softmax, torch.randn(8, 16), executor=first)
+    assert stat.S_IMODE(where.stat().st_mode) == 0o700 and first.cache.built == 1
+    second = CpuExecutor(allow_single_op_fusion=True, kernel_cache=where)
+    compiled(softmax, torch.randn(8, 16), executor=second)
+    assert second.cache.built == 0
+
+
+@pytest.mark.parametrize("damage", [b"", b"not an object", None], ids=["empty", "text", "cut"])
+def test_a_broken_file_is_built_again(tmp_path, damage):
+    executor = CpuExecutor(allow_single_op_fusion=True, kernel_cache=tmp_path / "c")
+    compiled(softmax, torch.randn(8, 16), executor=executor)
+    (path,) = (tmp_path / "c").glob("*.so")
+    content = path.read_bytes()
+    path.unlink()                                              # not in place: the loaded object maps it
+    path.write_bytes(content[:len(content) // 2] if damage is None else damage)
+    again = CpuExecutor(allow_single_op_fusion=True, kernel_cache=tmp_path / "c")
+    x = torch.randn(8, 16)
+    torch.testing.assert_close(compiled(softmax, x, executor=again)[0], softmax(x))
+    assert again.cache.built == 1
+
+
+def test_a_directory_that_others_may_write_is_not_used(tmp_path):
+    where = tmp_path / "open"
+    where.mkdir()
+    where.chmod(0o777)
+    executor = CpuExecutor(allow_single_op_fusion=True, kernel_cache=where)
+    compiled(softmax, torch.randn(8, 16), executor=executor)
+    assert not list(where.iterdir()) and executor.cache.directory != where
+
+
+@pytest.fixture
+def compiler_from_environment(monkeypatch):
+    def use(command):
+        monkeypatch.setenv("CC", str(command))
+        kernel_cache.compiler.cache_clear()
+        kernel_cache._machine.cache_clear()
+    yield use
+    monkeypatch.undo()
+    kernel_cache.compiler.cache_clear()
+    kernel_cache._machine.cache_clear()
+
+
+def test_without_a_compiler_there_is_one_warning_and_the_right_result(tmp_path, compiler_from_environment):
+    compiler_from_environment("/no/such/compiler")
+    executor = CpuExecutor(allow_single_op_fusion=True, kernel_cache=tmp_path)
+    x = torch.randn(8, 16)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for fn in (softmax, lambda t: t * 2 + 1):
+            torch.testing.assert_close(fused(fn, x, executor=executor, fully=False), fn(x))
+    assert len([w for w in caught if issubclass(w.category, FallbackWarning)]) == 1
+
+
+def test_a_failing_compiler_is_loud_under_checks_and_names_the_kept_source(tmp_path, compiler_from_environment, monkeypatch):
+    script = tmp_path / "cc"
+    script.write_text('#!/bin/sh\n[ "$1" = --version ] && echo broken && exit 0\necho "no way" >&2\nexit 1\n')
+    script.chmod(0o755)
+    compiler_from_environment(script)
+    executor = CpuExecutor(allow_single_op_fusion=True, kernel_cache=tmp_path / "c")
+    with pytest.raises(CompilerError, match="no way") as raised:
+        compiled(softmax, torch.randn(8, 16), executor=executor)
+    kept = str(raised.value).split("the source is ")[1].split(":")[0]
+    assert "k0" in open(kept).read()
+    monkeypatch.setenv("TRACEJIT_CHECK", "0")
+    x = torch.randn(8, 16)
+    with pytest.warns(FallbackWarning, match="no way"):
+        torch.testing.assert_close(fused(softmax, x, executor=executor, fully=False), softmax(x))
+
+
+def test_a_compiler_that_hangs_is_stopped(tmp_path, compiler_from_environment, monkeypatch):
+    script = tmp_path / "cc"
+    script.write_text('#!/bin/sh\n[ "$1" = --version ] && echo slow && exit 0\nexec sleep 60\n')
+    script.chmod(0o755)
+    compiler_from_environment(script)
+    monkeypatch.setattr(kernel_cache, "TIMEOUT", 0.5)
+    with pytest.raises(CompilerError, match="timed out"):
+        KernelCache(tmp_path / "c").load("int f(void) { return 1; }")
+
+
+def test_no_compiler_is_a_compiler_error():
+    assert issubclass(NoCompiler, CompilerError)
+
+
+def test_many_processes_share_a_directory(tmp_path):
+    program = ("import sys; sys.path.insert(0, sys.argv[1])\n"
+               "from tracejit.runtime.kernel_cache import KernelCache\n"
+               "assert KernelCache(sys.argv[2]).load('int f(void) { return 41; }').f() == 41\n")
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    runs = [subprocess.Popen([sys.executable, "-c", program, root, str(tmp_path / "c")]) for _ in range(3)]
+    assert [r.wait(timeout=120) for r in runs] == [0, 0, 0]
+    assert len(list((tmp_path / "c").glob("*.so"))) == 1
+
+
+def test_a_dropped_large_result_lends_its_memory_to_the_next():
+    take = allocator((3 << 20,), (1,), torch.float32)
+    a = take()
+    where = a.data_ptr()
+    b = take()
+    assert b.data_ptr() != where                               # a is still held
+    kept = b.data_ptr()
+    view = b[5:]
+    del b
+    assert take().data_ptr() != kept                           # a view holds the storage too
+    del a, view
+    c = take()
+    again = c.data_ptr()
+    del c
+    assert take().data_ptr() == again
+
+
+def test_options_of_the_executor():
+    x = torch.randn(8)
+    fuse = FuseRuns(CpuExecutor(allow_single_op_fusion=False))
+    tracejit.jit(lambda t: t * 2, fallback="error", transforms=(fuse,))(x)
+    assert fuse.regions == 0
+    fuse = FuseRuns(CpuExecutor(max_region_ops=2))
+    tracejit.jit(lambda t: t * 2 + 1 - t, fallback="error", transforms=(fuse,))(x)
+    assert fuse.regions == 0
+
+
+def test_what_is_not_fused_is_refused():
+    executor = CpuExecutor()
+    def refused(fn, *args):
+        jitted = tracejit.jit(fn, fallback="error")
+        jitted(*args)
+        return [b.sym.name for b in jitted.last_traces[-1].bound_symbols if not executor.can_fuse(b)]
+    x = torch.randn(4, 4)
+    assert refused(lambda t: t @ t, x) == ["aten.mm.default"]
+    assert refused(lambda t: torch.rand_like(t) + 1, x) and refused(lambda t: t.to(torch.complex64) + 1, x)
+    assert refused(lambda t: torch.div(t, 3, rounding_mode="floor"), x.bfloat16())

@@ -1,0 +1,161 @@
+"""The CPU dialect: plain scalar C with `#pragma omp simd`, no headers, threads of torch's own OpenMP runtime."""
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from .c import Block, Dialect
+from .kernel import Kernel
+from .schedules import Body, Writer, write
+
+GRAIN = 32 << 10             # bytes (or operations) below which another thread costs more than it brings
+MOST_THREADS = 64
+
+
+class CpuDialect(Dialect):
+    memory = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "u16", torch.float16: "u16", torch.int64: "i64",
+              torch.int32: "int", torch.int16: "short", torch.int8: "signed char", torch.uint8: "u8", torch.bool: "u8"}
+    register = {**memory, torch.bfloat16: "float", torch.float16: "float", torch.bool: "_Bool"}
+    letter = {"float": "f", "double": "d", "i64": "l", "int": "i", "short": "h", "signed char": "b", "u8": "u", "_Bool": "B"}
+    vector_pragma = "#pragma omp simd"
+    index_type = "i64"
+    primitives = {
+        "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "neg": "-{0}",
+        "fma": "__builtin_fma{f}({0}, {1}, {2})", "abs.real": "__builtin_fabs{f}({0})", "abs.int": "({0} < 0 ? -{0} : {0})",
+        "div_trunc.real": "__builtin_trunc{f}({0} / {1})", "div_trunc.int": "tj_div_trunc_{s}({0}, {1})",
+        "div_floor": "tj_div_floor_{s}({0}, {1})", "remainder": "tj_mod_{s}({0}, {1})", "fmod.real": "__builtin_fmod{f}({0}, {1})",
+        "fmod.int": "tj_fmod_{s}({0}, {1})", "reciprocal": "1 / {0}", "sqrt": "__builtin_sqrt{f}({0})",
+        "rsqrt": "1 / __builtin_sqrt{f}({0})", "sign": "({0} > 0) - ({0} < 0)", "relu": "({0} < 0 ? 0 : {0})",
+        "floor": "__builtin_floor{f}({0})", "ceil": "__builtin_ceil{f}({0})", "trunc": "__builtin_trunc{f}({0})",
+        "rint": "__builtin_rint{f}({0})", "frac": "{0} - __builtin_trunc{f}({0})",
+        "maximum": "({0} > {1} || {0} != {0} ? {0} : {1})", "minimum": "({0} < {1} || {0} != {0} ? {0} : {1})",
+        "clamp_min": "({0} != {0} ? {0} : {1} != {1} ? {1} : {0} < {1} ? {1} : {0})",
+        "clamp_max": "({0} != {0} ? {0} : {1} != {1} ? {1} : {0} > {1} ? {1} : {0})",
+        "clamp_min_number": "({0} < {1} ? {1} : {0})", "clamp_max_number": "({0} > {1} ? {1} : {0})",
+        "select": "({0} ? {1} : {2})", "lerp": "tj_lerp_{s}({0}, {1}, {2})",
+        "and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}", "not": "!{0}", "bitwise_not": "~{0}",
+        "shift_left": "(({u}){1} >= sizeof({u}) * 8 ? 0 : ({u}){0} << {1})",
+        "shift_right": "({0} >> (({u}){1} >= sizeof({u}) * 8 ? sizeof({u}) * 8 - 1 : {1}))",
+        "eq": "{0} == {1}", "ne": "{0} != {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}",
+        "isnan": "{0} != {0}", "isinf.real": "__builtin_fabs{f}({0}) == __builtin_inf()", "isinf.int": "0",
+        "isfinite.real": "__builtin_fabs{f}({0}) < __builtin_inf()", "isfinite.int": "1",
+        "signbit.real": "tj_signbit_{s}({0})", "signbit.int": "{0} < 0", "logical_not": "!{0}",
+        "logical_and": "({0} != 0) & ({1} != 0)", "logical_or": "({0} != 0) | ({1} != 0)", "logical_xor": "({0} != 0) ^ ({1} != 0)",
+        "sigmoid": "tj_sigmoid_{s}({0})", "silu": "{0} / (1 + {exp}(-{0}))",
+        "threshold_backward": "({1} <= {2} ? 0 : {0})",
+        "leaky_relu": "({0} > 0 ? {0} : {0} * {1})", "softplus": "tj_softplus_{s}({0}, {1}, {2})",
+        "elu": "tj_elu_{s}({0}, {1}, {2}, {3})", "gelu": "tj_gelu_{s}({0})", "gelu_tanh": "tj_gelu_tanh_{s}({0})",
+        "gelu_backward": "tj_gelu_backward_{s}({0}, {1})", "gelu_tanh_backward": "tj_gelu_tanh_backward_{s}({0}, {1})",
+        "silu_backward": "tj_silu_backward_{s}({0}, {1})",
+    }
+    # float has inline vector code for these; double and the rest call the C library
+    own = frozenset({"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "sinh", "cosh", "tanh", "erf", "pow"})
+    arity = {"pow": 2, "atan2": 2, "hypot": 2}
+
+    def spelling(self, op: str, kind: str) -> str:
+        known = self.primitives.get(f"{op}.{'real' if kind in 'fd' else 'int'}") or self.primitives.get(op)
+        if known is not None:
+            return known.replace("{exp}", self.spelling("exp", kind).split("(")[0]) if "{exp}" in known else known
+        args = ", ".join(f"{{{n}}}" for n in range(self.arity.get(op, 1)))
+        return f"tj_{op}_f({args})" if kind == "f" and op in self.own else f"__builtin_{op}{'f' if kind == 'f' else ''}({args})"
+
+    def load(self, dtype: torch.dtype, at: str) -> str:
+        return {torch.bfloat16: f"tj_from_bf16({at})", torch.float16: f"tj_from_f16({at})", torch.bool: f"({at} != 0)"}.get(dtype, at)
+
+    def store(self, dtype: torch.dtype, value: str) -> str:
+        return {torch.bfloat16: f"tj_to_bf16({value})", torch.float16: f"tj_to_f16({value})"}.get(dtype, value)
+
+    def round(self, dtype: torch.dtype, value: str) -> str:
+        return f"tj_round_bf16({value})" if dtype is torch.bfloat16 else f"tj_round_f16({value})"
+
+
+CPU = CpuDialect()
+
+
+@dataclass(frozen=True)
+class Function:
+    """C text of one kernel, the same for equal kernels whatever their buffers are. `buffers` in the order of its pointers."""
+
+    text: str
+    buffers: tuple[str, ...]
+    schedule: str
+
+
+def function_of(kernel: Kernel) -> Function:
+    """`static int NAME(int nt, void *const *p)`: the name is filled in later."""
+    w, body = write(kernel, CPU)
+    pointers = _pointers(kernel, w)
+    lines = []
+    for n, block in enumerate(body.blocks):
+        lines += [f"static void NAME_range{n}(void *const *p, i64 lo, i64 hi, char *part, char *done, int *err) {{",
+                  *Block([pointers, block]).text(), "}"]
+    lines += _task(body) + _entry(kernel, w, body, pointers)
+    return Function("\n".join(lines), tuple(kernel.buffers), kernel.schedule)
+
+
+def _pointers(kernel: Kernel, w: Writer) -> Block:
+    out = Block()
+    for n, b in enumerate(kernel.buffers.values()):
+        t = CPU.memory[b.dtype]
+        kind = f"{t} *" if b.written else f"const {t} *restrict "
+        out.append(f"{kind}{w.pointers[b.name]} = p[{n}];")
+    return out
+
+
+def _task(body: Body) -> list[str]:
+    """What each thread does: its share of the units, in whole cache lines where units are elements."""
+    lines = ["typedef struct { void *const *p; char *part, *done; int *err; } NAME_args;"]
+    u = body.units
+    bound = "{u}l * {t} / n" if u < 4096 else "({t} == n ? {u}l : {u}l * {t} / n & ~63l)"
+    for n, _ in enumerate(body.blocks):
+        lines += [f"static void NAME_task{n}(void *q) {{ NAME_args *a = q; i64 t = omp_get_thread_num(), n = omp_get_num_threads();",
+                  f"  NAME_range{n}(a->p, {bound.format(u=u, t='t')}, {bound.format(u=u, t='(t + 1)')}, a->part + t * {8 * body.slots}, a->done, a->err); }}"]
+    return lines
+
+
+def _entry(kernel: Kernel, w: Writer, body: Body, pointers: Block) -> list[str]:
+    work = max(1, min((kernel.bytes_read + kernel.bytes_written) // GRAIN + kernel.operations // (4 * GRAIN), body.units, MOST_THREADS))
+    lines = ["static int NAME(int nt, void *const *p) {", f"  int bad = 0; nt = nt > {work} ? {work} : nt < 1 ? 1 : nt;"]
+    if body.slots:
+        lines.append(f"  char part[{8 * body.slots * MOST_THREADS}] __attribute__((aligned(64))), done[{8 * body.slots}] __attribute__((aligned(64)));")
+        lines += Block([pointers]).text(0)
+    else:
+        lines.append("  char *part = 0, *done = 0;")
+    lines.append("  NAME_args a = {p, part, done, &bad};")
+    for n, block in enumerate(body.blocks):
+        if len(block):
+            lines.append(f"  if (nt > 1) GOMP_parallel(NAME_task{n}, &a, nt, 0); else NAME_range{n}(p, 0, {body.units}, part, done, &bad);")
+        if body.combine and len(body.combine[n]):
+            lines += ["  {", *body.combine[n].text(2), "  }"]
+    return lines + ["  return bad;", "}"]
+
+
+# ------------------------------------------------------------ the helpers that a text needs
+
+@lru_cache(None)
+def _prelude() -> tuple[str, list[tuple[frozenset[str], str]]]:
+    """(what every text needs, [(names, text)] of helpers in order)."""
+    chunks = (Path(__file__).parent / "prelude.c").read_text().split("\n\n")
+    helpers = []
+    for chunk in chunks[1:]:
+        listed = re.findall(r"\btj_\w+", " ".join(re.findall(r"/\*(.*?)\*/", chunk)))
+        defined = re.findall(r"^(?:EW [\w ]*?|static const double )\*?(tj_\w+)", chunk, re.M)
+        helpers.append((frozenset(listed or defined), re.sub(r"\s*/\*.*?\*/", "", chunk)))
+    return chunks[0], helpers
+
+
+def with_helpers(text: str) -> str:
+    """The text below exactly the helpers that it calls."""
+    base, helpers = _prelude()
+    needed, waiting = set(), set(re.findall(r"\btj_\w+", text))
+    while waiting:
+        name = waiting.pop()
+        for n, (names, source) in enumerate(helpers):
+            if name in names and n not in needed:
+                needed.add(n)
+                waiting |= set(re.findall(r"\btj_\w+", source))
+    return "\n".join([base, *(helpers[n][1] for n in sorted(needed)), text])

@@ -1,0 +1,220 @@
+"""Kernel IR: loops over expressions.
+
+    kernel     ::= buffers  outer loops  inner loops  schedule  stage*
+    stage      ::= reduction*  store*  after*          # one pass over the inner loops; `after`: stores once per outer iteration
+    expression ::= load(buffer, index [, guard]) | const | index | inside(index, low, high) | reduced(reduction)
+                 | checked(expression) | select(condition, yes, no) | op(expression, ...)
+
+Expressions are interned: identity is equality. bf16 and f16 values live in float registers that always hold a rounded
+value; rounding is an explicit op.
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+import torch
+
+from .index import Bounds, Index, Var, atoms, bounds
+
+HALVES = (torch.bfloat16, torch.float16)
+FLOATS = (torch.float32, torch.float64, *HALVES)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+DTYPES = (*FLOATS, *INTEGERS, torch.bool)
+
+
+class CannotLower(Exception):
+    """These calls are not one kernel; `position` is that of the call that stands in the way, when it is known."""
+
+    def __init__(self, why: str, position: Optional[int] = None) -> None:
+        super().__init__(why)
+        self.position = position
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory of one storage under one dtype. Index 0 is the storage's first element, whatever is passed."""
+
+    name: str
+    storage: int
+    dtype: torch.dtype
+    written: bool = False
+
+
+@dataclass(eq=False)
+class Expr:
+    number: int
+    op: str
+    args: tuple["Expr", ...]
+    dtype: torch.dtype
+    extra: Any = None
+
+    @property
+    def index(self) -> Optional[Index]:
+        """The index that it holds, if any."""
+        if self.op == "load":
+            return self.extra[1]
+        return self.extra if self.op == "index" else self.extra[0] if self.op == "inside" else None
+
+
+@dataclass(eq=False)
+class Reduction:
+    number: int
+    kind: str                            # sum prod max min any all
+    value: Expr
+    dtype: torch.dtype                   # of the accumulator
+    stage: int = 0
+
+
+@dataclass(eq=False)
+class Store:
+    buffer: str
+    index: Index
+    value: Expr
+    full: bool                           # once per inner iteration, or once per outer one
+    position: int                        # of the call in the region
+    stage: int = 0
+
+
+@dataclass
+class Stage:
+    reductions: list[Reduction] = field(default_factory=list)
+    stores: list[Store] = field(default_factory=list)
+    after: list[Store] = field(default_factory=list)
+
+    @property
+    def roots(self) -> list[Expr]:
+        return [r.value for r in self.reductions] + [s.value for s in self.stores]
+
+
+@dataclass
+class Kernel:
+    """schedule: pointwise | row | column | whole."""
+
+    buffers: dict[str, Buffer]
+    outer: list[Var]                     # outermost first
+    inner: list[Var]                     # pointwise: the vector loop; row and whole: the reduced loops; column: the reduced rows
+    schedule: str
+    stages: list[Stage]
+    expressions: list[Expr]              # arguments first
+    kept: dict[Expr, int] = field(default_factory=dict)      # row buffers: expression -> the stage that fills it
+    tile: Optional[tuple[Var, Var]] = None                    # square tile for loads whose order disagrees with the stores'
+    bytes_read: int = 0
+    bytes_written: int = 0
+    operations: int = 0
+    checks: bool = False                 # may report an error
+
+    @property
+    def outer_size(self) -> int:
+        return math.prod(v.size for v in self.outer)
+
+    @property
+    def inner_size(self) -> int:
+        return math.prod(v.size for v in self.inner)
+
+
+class Expressions:
+    """Interning builder; folds what predicates and casts of constants need."""
+
+    def __init__(self) -> None:
+        self.table: dict[tuple, Expr] = {}
+        self.all: list[Expr] = []
+
+    def node(self, op: str, args: tuple[Expr, ...], dtype: torch.dtype, extra: Any = None) -> Expr:
+        told = ("float", repr(extra)) if isinstance(extra, float) else ("bool", extra) if isinstance(extra, bool) else extra
+        key = (op, tuple(a.number for a in args), dtype, told)
+        if key not in self.table:
+            self.table[key] = Expr(len(self.all), op, tuple(args), dtype, extra)
+            self.all.append(self.table[key])
+        return self.table[key]
+
+    def const(self, value: Any, dtype: torch.dtype) -> Expr:
+        if dtype is torch.bool:
+            return self.node("const", (), dtype, bool(value))
+        if dtype.is_floating_point:
+            return self.node("const", (), dtype, _rounded(float(value), dtype))
+        bits = 8 * dtype.itemsize
+        value = int(value) & ((1 << bits) - 1)
+        return self.node("const", (), dtype, value - (1 << bits) if dtype.is_signed and value >> (bits - 1) else value)
+
+    def cast(self, e: Expr, dtype: torch.dtype) -> Expr:
+        """As `Tensor.to`: halves are rounded."""
+        if e.dtype is dtype:
+            return e
+        if e.op == "const" and (not isinstance(e.extra, float) or dtype.is_floating_point or dtype is torch.bool):
+            return self.const(e.extra, dtype)
+        return self.rounded(self.node("cast", (e,), dtype))
+
+    def rounded(self, e: Expr) -> Expr:
+        exact = e.op in ("load", "const", "round") or e.op == "cast" and e.args[0].dtype in (torch.bool, torch.int8, torch.uint8)
+        return e if e.dtype not in HALVES or exact else self.node("round", (e,), e.dtype)
+
+    def both(self, p: Optional[Expr], q: Optional[Expr]) -> Optional[Expr]:
+        if p is None or q is None or p is q:
+            return p or q
+        return self.node("and", (p, q), torch.bool)
+
+    def inside(self, index: Index, low: int, high: int) -> Expr:
+        """low <= index < high."""
+        first, last = bounds(index)
+        if first >= low and last < high:
+            return self.const(True, torch.bool)
+        if last < low or first >= high:
+            return self.const(False, torch.bool)
+        return self.node("inside", (), torch.bool, (index, low, high))
+
+
+def _rounded(value: float, dtype: torch.dtype) -> float:
+    return torch.tensor(value, dtype=torch.float64).to(dtype).item() if dtype is not torch.float64 else value
+
+
+def closure(roots: list[Expr]) -> list[Expr]:
+    """Every expression below the roots, arguments first; those that a reduction folds included."""
+    seen: set[Expr] = set()
+    found: list[Expr] = []
+    stack = [(r, False) for r in reversed(roots)]
+    while stack:
+        e, done = stack.pop()
+        if done:
+            found.append(e)
+        elif e not in seen:
+            seen.add(e)
+            stack.append((e, True))
+            below = (e.extra.value,) if e.op == "reduced" else e.args
+            stack += [(a, False) for a in below if a not in seen]
+    return found
+
+
+def below(root: Expr) -> set[Expr]:
+    """The expressions that are computed where `root` is: not those that a reduction folds."""
+    seen: set[Expr] = set()
+    stack = [root]
+    while stack:
+        e = stack.pop()
+        if e not in seen:
+            seen.add(e)
+            stack += e.args
+    return seen
+
+
+def truth(e: Expr, within: dict[Var, Bounds]) -> Optional[bool]:
+    """What a predicate is for all iterations with the variables `within` these bounds; None when it depends."""
+    if e.op == "const":
+        return bool(e.extra)
+    if e.op == "inside":
+        index, low, high = e.extra
+        first, last = bounds(index, within)
+        return True if first >= low and last < high else False if last < low or first >= high else None
+    if e.op == "not":
+        t = truth(e.args[0], within)
+        return None if t is None else not t
+    if e.op == "and":
+        a, b = truth(e.args[0], within), truth(e.args[1], within)
+        return False if a is False or b is False else True if a and b else None
+    return None
+
+
+def variables(e: Expr) -> set[Var]:
+    """Loop variables that its own index holds."""
+    return set() if e.index is None else {a for a in atoms(e.index) if isinstance(a, Var)}

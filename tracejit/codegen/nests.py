@@ -1,0 +1,213 @@
+"""A region as a sequence of nests, each of which is one kernel.
+
+One walk in program order: a call joins the first nest at or after those that it needs whose iteration space it shares,
+else opens one at the end. Since it never joins a nest before one it needs, the sequence is an order. What does not
+lower together after all loses its last call to a nest of its own, until it does.
+
+Small and cheap values that only larger ones read belong to no nest: they are computed wherever they are read.
+"""
+from __future__ import annotations
+
+import math
+from typing import Optional
+
+from ..ir.memory import overlaps
+from ..ir.proxy import TensorProxy
+from ..ir.trace import BoundSymbol
+from .calls import Call, Region, call_of, reads
+from .kernel import CannotLower, Kernel
+from .lower import Nest, lower
+from .ops import reduced_dims, row_of
+
+LOOK = 8                     # how many nests beyond the first possible one are tried
+
+
+class Nests:
+    """`kernels`: (nest, kernel) in order. `temporaries`: roots of values that only later nests of the region read."""
+
+    def __init__(self, region_symbol: BoundSymbol) -> None:
+        calls = [call_of(b, n) for n, b in enumerate(region_symbol.subsymbols)]
+        self.region = Region(calls)
+        self.outputs = {o.storage for o in region_symbol.tensor_outputs}
+        self.nests: list[Nest] = []
+        self.nest_of: dict[Call, Nest] = {}
+        self.kernels: list[tuple[Nest, Kernel]] = []
+        self._consumers()
+        for c in calls:
+            if not c.is_view and not self._floats(c):
+                self._place(c)
+        self._lower_all()
+
+    # ------------------------------------------------------------ who needs what
+
+    def _consumers(self) -> None:
+        self.consumers: dict[int, list[Call]] = {}
+        for c in self.region.calls:
+            for p in reads(c):
+                self.consumers.setdefault(p.storage, []).append(c)
+
+    def _floats(self, c: Call) -> bool:
+        """Is it computed wherever it is read?"""
+        if c.is_store or c.out.storage in self.outputs:
+            return False
+        row = row_of(c)
+        if row.kind == "factory":
+            return True
+        if row.kind not in ("elementwise", "relayout") or row.heavy or any(p.storage in self.region.stores for p in c.tensors):
+            return False
+        if c.bsym.sym.may_raise([a.dtype for a in c.tensors]):
+            return False
+        users = self.consumers.get(c.out.storage, ())
+        return all(self._space(u)[2] > c.out.numel for u in users)
+
+    def _space(self, c: Call) -> tuple[tuple[int, ...], Optional[tuple[int, ...]], int]:
+        """(shape, reduced dims, size) of the iterations of a call."""
+        if c.is_store:
+            return c.tensors[1].shape, None, c.tensors[1].numel
+        if row_of(c).kind == "reduction":
+            return c.tensors[0].shape, reduced_dims(c)[0], c.tensors[0].numel
+        return c.out.shape, None, c.out.numel
+
+    def _makers(self, p: TensorProxy) -> list[Call]:
+        """The placed calls behind a value, through those that float."""
+        maker = self.region.made(p.storage)
+        if maker is None:
+            return []
+        if maker in self.nest_of:
+            return [maker]
+        return [m for q in reads(maker) for m in self._makers(q)]
+
+    # ------------------------------------------------------------ placing
+
+    def _place(self, c: Call) -> None:
+        first = self._first_possible(c)
+        for nest in self.nests[first:first + LOOK]:
+            if self._joins(nest, c):
+                nest.calls.append(c)
+                break
+        else:
+            shape, reduced, _ = self._space(c)
+            nest = Nest(shape, reduced, [c])
+            self.nests.append(nest)
+        self.nest_of[c] = nest
+
+    def _number(self, c: Call) -> int:
+        return self.nests.index(self.nest_of[c])
+
+    def _first_possible(self, c: Call) -> int:
+        """After everything that it needs, by data and by memory."""
+        first = 0
+        for p in reads(c):
+            apart = 1 if not c.is_store and row_of(c).kind == "gather" else 0
+            for m in self._makers(p):
+                first = max(first, self._number(m) + apart)
+        for d in self.region.calls[:c.position]:
+            if d in self.nest_of:
+                first = max(first, self._number(d) + self._memory_distance(d, c))
+        return first
+
+    def _memory_distance(self, d: Call, c: Call) -> int:
+        """0: c may run with d or later; 1: strictly later; below 0: no matter (d comes first in the program)."""
+        far = -len(self.nests) - 1
+        distance = far
+        if d.is_store:
+            w = d.tensors[0]
+            for p in (*reads(c), *(c.tensors[:1] if c.is_store else ())):
+                if p.storage == w.storage and overlaps(p.bytes, w.bytes):
+                    distance = max(distance, 0 if w.same_view(p) and not c.is_store else 1)
+        if c.is_store:
+            w = c.tensors[0]
+            if any(p.storage == w.storage and overlaps(p.bytes, w.bytes) for p in self._all_reads(d)):
+                distance = max(distance, 0)
+            if d.bsym.sym.may_raise([a.dtype for a in d.tensors]):
+                distance = max(distance, 1)
+        return distance
+
+    def _all_reads(self, d: Call) -> list[TensorProxy]:
+        """What it reads itself, and through calls that float."""
+        found = []
+        for p in reads(d):
+            maker = self.region.made(p.storage)
+            found += [p] if maker is None or maker in self.nest_of else self._all_reads(maker)
+        return found
+
+    def _joins(self, nest: Nest, c: Call) -> bool:
+        shape, reduced, size = self._space(c)
+        if reduced is not None:
+            return self._joins_reduction(nest, c, shape, reduced)
+        if nest.reduced is None:
+            return size == nest.size and size > 0
+        depends = any(self.nest_of.get(m) is nest for p in reads(c) for m in self._makers(p))
+        if size == nest.rows and size != nest.size:
+            return depends
+        return size == nest.size and size > 0 and (not nest.shares_rows or not self._needs_reduction(nest, c))
+
+    def _joins_reduction(self, nest: Nest, c: Call, shape: tuple[int, ...], reduced: tuple[int, ...]) -> bool:
+        if math.prod(shape) != nest.size or not nest.size:
+            return False
+        if nest.reduced is not None:
+            return nest.shape == shape and nest.reduced == reduced and not (nest.shares_rows and self._needs_reduction(nest, c))
+        nest.shape, nest.reduced = shape, reduced
+        return True
+
+    def _needs_reduction(self, nest: Nest, c: Call) -> bool:
+        stack, seen = [m for p in reads(c) for m in self._makers(p)], set()
+        while stack:
+            m = stack.pop()
+            if m in seen or self.nest_of.get(m) is not nest:
+                continue
+            seen.add(m)
+            if row_of(m) is not None and row_of(m).kind == "reduction":
+                return True
+            stack += [k for p in reads(m) for k in self._makers(p)]
+        return False
+
+    # ------------------------------------------------------------ lowering
+
+    def _lower_all(self) -> None:
+        k = 0
+        while k < len(self.nests):
+            nest = self.nests[k]
+            try:
+                self.kernels.append((nest, self._lower(nest)))
+                k += 1
+            except CannotLower:
+                if len(nest.calls) == 1:
+                    raise
+                self._split(nest, k)
+                k, self.kernels = 0, []                        # what is wanted outside an earlier nest may have changed
+
+    def _lower(self, nest: Nest) -> Kernel:
+        def here(c: Call) -> bool:
+            return self.nest_of.get(c, nest) is nest
+        def wanted(p: TensorProxy) -> bool:
+            return p.storage in self.outputs or any(self._reads_elsewhere(u, nest) for u in self.consumers.get(p.storage, ()))
+        return lower(nest, self.region, here, wanted)
+
+    def _reads_elsewhere(self, user: Call, nest: Nest) -> bool:
+        """Does `user`, or whoever computes it in place, run in another nest?"""
+        if user in self.nest_of:
+            return self.nest_of[user] is not nest
+        return any(self._reads_elsewhere(u, nest) for u in self.consumers.get(user.out.storage, ()))
+
+    def _split(self, nest: Nest, k: int) -> None:
+        c = nest.calls.pop()
+        following = self.nests[k + 1] if k + 1 < len(self.nests) else None
+        shape, reduced, _ = self._space(c)
+        if following is not None and following.calls[0].position > c.position and following.split and (
+                following.size == math.prod(shape) and reduced is None):
+            following.calls.insert(0, c)
+            self.nest_of[c] = following
+        else:
+            fresh = Nest(shape, reduced, [c], split=True)
+            self.nests.insert(k + 1, fresh)
+            self.nest_of[c] = fresh
+        if all(row_of(m) is None or row_of(m).kind != "reduction" for m in nest.calls):
+            nest.shape, nest.reduced = self._space(nest.calls[-1])[0], None
+
+    @property
+    def made_storages(self) -> dict[int, TensorProxy]:
+        """Roots of the values that kernels store: results and temporaries."""
+        stored = {b.storage for _, k in self.kernels for b in k.buffers.values() if b.written}
+        return {s: r for s, r in self.region.roots.items() if s in stored}
+

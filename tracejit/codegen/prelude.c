@@ -1,0 +1,348 @@
+typedef unsigned int u32; typedef unsigned short u16; typedef long i64; typedef unsigned long u64; typedef unsigned char u8;
+#define EW static inline __attribute__((always_inline))
+extern void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned);
+extern int omp_get_thread_num(void), omp_get_num_threads(void);
+
+EW float tj_float_of(u32 u) { float f; __builtin_memcpy(&f, &u, 4); return f; }
+
+EW u32 tj_bits_of(float f) { u32 u; __builtin_memcpy(&u, &f, 4); return u; }
+
+EW double tj_double_of(u64 u) { double f; __builtin_memcpy(&f, &u, 8); return f; }
+
+EW u64 tj_bits_of_double(double f) { u64 u; __builtin_memcpy(&u, &f, 8); return u; }
+
+EW int tj_signbit_f(float f) { return tj_bits_of(f) >> 31; }
+
+EW int tj_signbit_d(double f) { return tj_bits_of_double(f) >> 63; }
+
+EW float tj_from_bf16(u16 h) { return tj_float_of((u32)h << 16); }
+
+EW u16 tj_to_bf16(float f) { u32 u = tj_bits_of(f); u32 r = (u + 0x7fffu + ((u >> 16) & 1)) >> 16; return f != f ? 0x7fc0 : r; }
+
+EW float tj_round_bf16(float f) { return tj_from_bf16(tj_to_bf16(f)); }
+
+EW float tj_from_f16(u16 h) {
+  u32 m = (u32)(h & 0x7fff) << 13, s = (u32)(h & 0x8000) << 16;
+  float finite = tj_float_of(m) * 0x1p112f;                        /* denormals too: an exact product */
+  return tj_float_of((m >= (31u << 23) ? m + (224u << 23) : tj_bits_of(finite)) | s);
+}
+
+EW u16 tj_to_f16(float f) {
+  u32 u = tj_bits_of(f), s = (u >> 16) & 0x8000, a = u & 0x7fffffff;
+  u32 normal = (a + 0xfffu + ((a >> 13) & 1) - (112u << 23)) >> 13;  /* ties to even */
+  u32 small = tj_bits_of(tj_float_of(a) + 0.5f) - 0x3f000000u;      /* below 2^-14: the sum rounds at the right place */
+  u32 r = a > 0x7f800000u ? 0x7e00 : a >= 0x477ff000u ? 0x7c00 : a < 0x38800000u ? small : normal;
+  return r | s;
+}
+
+EW float tj_round_f16(float f) { return tj_from_f16(tj_to_f16(f)); }
+
+EW i64 tj_checked(i64 i, i64 n, int wraps, int error, int valid, int *err) {
+  if (wraps && i < 0) i += n;
+  int bad = (i < 0) | (i >= n);
+  if (bad & valid) *err = error;
+  return bad ? 0 : i;
+}
+
+#define NONZERO(t, s) EW t tj_nonzero_##s(t d, int valid, int *err) { if (d == 0) { if (valid) *err = 3; return 1; } return d; }
+NONZERO(i64, l) NONZERO(int, i) NONZERO(short, h) NONZERO(signed char, b) NONZERO(u8, u) /* tj_nonzero_l( tj_nonzero_i( tj_nonzero_h( tj_nonzero_b( tj_nonzero_u( */
+
+EW i64 tj_floor_quotient(i64 a, i64 k) { return a >= 0 ? a / k : -((k - 1 - a) / k); }
+
+EW i64 tj_floor_remainder(i64 a, i64 k) { i64 m = a % k; return m < 0 ? m + k : m; }
+
+#define TO_INT(t, s) EW t tj_to_##s##_f(float x) { return (t)(i64)x; } EW t tj_to_##s##_d(double x) { return (t)(i64)x; }
+#define TO_SMALL(t, s) EW t tj_to_##s##_f(float x) { return (t)(int)x; } EW t tj_to_##s##_d(double x) { return (t)(int)x; }
+TO_INT(i64, l) TO_SMALL(int, i) TO_SMALL(short, h) TO_SMALL(signed char, b) TO_INT(u8, u) /* tj_to_l_f( tj_to_l_d( tj_to_i_f( tj_to_i_d( tj_to_h_f( tj_to_h_d( tj_to_b_f( tj_to_b_d( tj_to_u_f( tj_to_u_d( */
+
+#define DIVISIONS(t, s) \
+  EW t tj_mod_##s(t a, t b) { if (b == -1) return 0; t m = a % b; return m != 0 && (b < 0) != (m < 0) ? m + b : m; } \
+  EW t tj_fmod_##s(t a, t b) { return b == -1 ? 0 : a % b; } \
+  EW t tj_div_trunc_##s(t a, t b) { return b == -1 ? -a : a / b; } \
+  EW t tj_div_floor_##s(t a, t b) { if (b == -1) return -a; t q = a / b; return a % b != 0 && (a < 0) != (b < 0) ? q - 1 : q; }
+DIVISIONS(i64, l) DIVISIONS(int, i) DIVISIONS(short, h) DIVISIONS(signed char, b) /* tj_mod_l( tj_mod_i( tj_mod_h( tj_mod_b( tj_fmod_l( tj_fmod_i( tj_fmod_h( tj_fmod_b( tj_div_trunc_l( tj_div_trunc_i( tj_div_trunc_h( tj_div_trunc_b( tj_div_floor_l( tj_div_floor_i( tj_div_floor_h( tj_div_floor_b( */
+
+EW u8 tj_mod_u(u8 a, u8 b) { return a % b; }
+
+EW u8 tj_fmod_u(u8 a, u8 b) { return a % b; }
+
+EW u8 tj_div_trunc_u(u8 a, u8 b) { return a / b; }
+
+EW u8 tj_div_floor_u(u8 a, u8 b) { return a / b; }
+
+EW float tj_mod_f(float a, float b) { float m = __builtin_fmodf(a, b); return m != 0 && (b < 0) != (m < 0) ? m + b : m; }
+
+EW double tj_mod_d(double a, double b) { double m = __builtin_fmod(a, b); return m != 0 && (b < 0) != (m < 0) ? m + b : m; }
+
+EW float tj_div_floor_f(float a, float b) {
+  if (b == 0) return a / b;
+  float m = __builtin_fmodf(a, b), d = (a - m) / b;
+  if (m != 0 && (b < 0) != (m < 0)) d -= 1;
+  if (d == 0) return __builtin_copysignf(0.f, a / b);
+  float q = __builtin_floorf(d);
+  return d - q > 0.5f ? q + 1 : q;
+}
+
+EW double tj_div_floor_d(double a, double b) {
+  if (b == 0) return a / b;
+  double m = __builtin_fmod(a, b), d = (a - m) / b;
+  if (m != 0 && (b < 0) != (m < 0)) d -= 1;
+  if (d == 0) return __builtin_copysign(0., a / b);
+  double q = __builtin_floor(d);
+  return d - q > 0.5 ? q + 1 : q;
+}
+
+EW float tj_lerp_f(float s, float e, float w) { int near = __builtin_fabsf(w) < 0.5f; return __builtin_fmaf(near ? w : w - 1, e - s, near ? s : e); }
+
+EW double tj_lerp_d(double s, double e, double w) { int near = __builtin_fabs(w) < 0.5; return __builtin_fma(near ? w : w - 1, e - s, near ? s : e); }
+
+EW float tj_exp_f(float x) {
+  float y = x > 89.f ? 89.f : x; y = y < -104.f ? -104.f : y;
+  float n = __builtin_rintf(y * 0x1.715476p+0f);
+  float r = __builtin_fmaf(n, -0x1.62e8000000000p-1f, y); r = __builtin_fmaf(n, 0x1.e8082e0000000p-16f, r);
+  float p = __builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(0x1.a1b5460000000p-13f, r, 0x1.6d96ce0000000p-10f), r, 0x1.1110800000000p-7f), r, 0x1.5554800000000p-5f), r, 0x1.5555560000000p-3f), r, 0x1.0000000000000p-1f);
+  p = __builtin_fmaf(p, r * r, r) + 1.f;
+  int i = (int)n, h = i >> 1;
+  return p * tj_float_of((u32)(h + 127) << 23) * tj_float_of((u32)(i - h + 127) << 23);
+}
+
+EW double tj_scale(double p, double n) { return p * tj_double_of((u64)((i64)n + 1023) << 52); }
+
+EW double tj_expm1_core(double r) {
+  double p = 1. / 39916800;
+  p = __builtin_fma(p, r, 1. / 3628800); p = __builtin_fma(p, r, 1. / 362880); p = __builtin_fma(p, r, 1. / 40320);
+  p = __builtin_fma(p, r, 1. / 5040); p = __builtin_fma(p, r, 1. / 720); p = __builtin_fma(p, r, 1. / 120);
+  p = __builtin_fma(p, r, 1. / 24); p = __builtin_fma(p, r, 1. / 6); p = __builtin_fma(p, r, 0.5);
+  return __builtin_fma(p, r * r, r);
+}
+
+EW double tj_expm1_wide(double x) {                                  /* of float arguments: x is cut where floats overflow */
+  double y = x > 200. ? 200. : x; y = y < -200. ? -200. : y;
+  double n = __builtin_rint(y * 1.4426950408889634);
+  double r = __builtin_fma(n, -0x1.62e42fefa39efp-1, y); r = __builtin_fma(n, -0x1.abc9e3b39803fp-56, r);
+  double s = tj_double_of((u64)((i64)(n != n ? 0. : n) + 1023) << 52);
+  return __builtin_fma(s, tj_expm1_core(r), s - 1.);
+}
+
+EW double tj_exp_wide(double x) {
+  double y = x > 200. ? 200. : x; y = y < -200. ? -200. : y;
+  double n = __builtin_rint(y * 1.4426950408889634);
+  double r = __builtin_fma(n, -0x1.62e42fefa39efp-1, y); r = __builtin_fma(n, -0x1.abc9e3b39803fp-56, r);
+  return tj_scale(1. + tj_expm1_core(r), n != n ? 0. : n);
+}
+
+EW double tj_atanh_series(double s) {                                /* 2 atanh(s), |s| <= 0.172 */
+  double z = s * s, p = 2. / 19;
+  p = __builtin_fma(p, z, 2. / 17); p = __builtin_fma(p, z, 2. / 15); p = __builtin_fma(p, z, 2. / 13); p = __builtin_fma(p, z, 2. / 11);
+  p = __builtin_fma(p, z, 2. / 9); p = __builtin_fma(p, z, 2. / 7); p = __builtin_fma(p, z, 2. / 5); p = __builtin_fma(p, z, 2. / 3);
+  return __builtin_fma(p * z, s, 2. * s);
+}
+
+EW double tj_log_wide(double x) {                                    /* of floats and sums of two: no double denormals */
+  u64 u = tj_bits_of_double(x), t = u - 0x3fe6a09e00000000ul;
+  double n = (double)((i64)t >> 52), m = tj_double_of(u - (t & 0xfff0000000000000ul)), f = m - 1.;
+  double v = __builtin_fma(n, 0.6931471805599453, tj_atanh_series(f / (2. + f)));
+  v = x == 0 ? -__builtin_inf() : v; v = x < 0 ? __builtin_nan("") : v;
+  return x == __builtin_inf() || x != x ? x : v;
+}
+
+EW float tj_log_f(float x) { return (float)tj_log_wide(x); }
+
+EW float tj_log2_f(float x) { return (float)(tj_log_wide(x) * 1.4426950408889634); }
+
+EW float tj_log10_f(float x) { return (float)(tj_log_wide(x) * 0.4342944819032518); }
+
+EW float tj_log1p_f(float x) {
+  double d = x, near = tj_atanh_series(d / (2. + d)), far = tj_log_wide(1. + d);
+  return x > -0.25f && x < 0.375f ? (x == 0 ? x : (float)near) : (float)far;
+}
+
+EW float tj_exp2_f(float x) { return (float)tj_exp_wide((double)x * 0.6931471805599453); }
+
+EW float tj_expm1_f(float x) { return x == 0 ? x : (float)tj_expm1_wide(x); }
+
+EW float tj_sinh_f(float x) { double e = tj_expm1_wide(__builtin_fabs((double)x)); return x == 0 ? x : __builtin_copysignf((float)(0.5 * (e + e / (e + 1.))), x); }
+
+EW float tj_cosh_f(float x) { double e = tj_exp_wide(__builtin_fabs((double)x)); return (float)(0.5 * (e + 1. / e)); }
+
+EW float tj_tanh_f(float x) {
+  float a = __builtin_fabsf(x), y = a > 10.f ? 10.f : a, s = x * x;
+  float e = tj_exp_f(2.f * y), far = 1.f - 2.f / (e + 1.f);
+  float p = __builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(0x1.18c8e40000000p-9f, s, -0x1.0bf22e0000000p-7f), s, 0x1.638bb00000000p-6f), s, -0x1.b9eeb00000000p-5f), s, 0x1.1110680000000p-3f), s, -0x1.5555540000000p-2f);
+  float near = __builtin_fmaf(p * s, x, x);
+  return a < 0.625f ? near : x != x ? x : __builtin_copysignf(far, x);
+}
+
+EW float tj_sigmoid_f(float x) { float e = tj_exp_f(-__builtin_fabsf(x)); return (x < 0 ? e : 1.f) / (1.f + e); }
+
+EW double tj_sigmoid_d(double x) { double e = __builtin_exp(-__builtin_fabs(x)); return (x < 0 ? e : 1.) / (1. + e); }
+
+static const double tj_turns0[] = {
+  0x1.836e4e0000000p+0, 0x1.836e4e0000000p+1, 0x1.06dc9c8000000p+1, 0x1.b727200000000p-4, 0x1.b727200000000p-3,
+  0x1.b727200000000p-2, 0x1.b727220000000p-1, 0x1.b727220000000p+0, 0x1.b727220000000p+1, 0x1.6e4e440000000p+1,
+  0x1.b939100000000p+0, 0x1.b939100000000p+1, 0x1.7272208000000p+1, 0x1.c9c8820000000p+0, 0x1.c9c8828000000p+1,
+  0x1.9391050000000p+1, 0x1.27220a8000000p+1, 0x1.3910540000000p-1, 0x1.3910540000000p+0, 0x1.3910548000000p+1,
+  0x1.c882a40000000p-1, 0x1.c882a50000000p+0, 0x1.c882a50000000p+1, 0x1.91054a0000000p+1, 0x1.220a948000000p+1,
+  0x1.1054a60000000p-1, 0x1.1054a70000000p+0, 0x1.1054a78000000p+1, 0x1.054a7c0000000p-2, 0x1.054a7e0000000p-1,
+  0x1.054a7f0000000p+0, 0x1.054a7f0000000p+1, 0x1.529fc00000000p-4, 0x1.529fc00000000p-3, 0x1.529fc00000000p-2,
+  0x1.529fc20000000p-1, 0x1.529fc20000000p+0, 0x1.529fc20000000p+1, 0x1.4a7f090000000p+0, 0x1.4a7f098000000p+1,
+  0x1.29fc270000000p+0, 0x1.29fc270000000p+1, 0x1.4fe13a0000000p-1, 0x1.4fe13a0000000p+0, 0x1.4fe13a8000000p+1,
+  0x1.3f84ea0000000p+0, 0x1.3f84ea8000000p+1, 0x1.fc27560000000p-1, 0x1.fc27570000000p+0, 0x1.fc27578000000p+1,
+  0x1.f84eaf8000000p+1, 0x1.f09d5f0000000p+1, 0x1.e13abe8000000p+1, 0x1.c2757d0000000p+1, 0x1.84eafa0000000p+1,
+  0x1.09d5f40000000p+1, 0x1.3abe880000000p-3, 0x1.3abe8c0000000p-2, 0x1.3abe8e0000000p-1, 0x1.3abe8f0000000p+0,
+  0x1.3abe8f8000000p+1, 0x1.d5f47c0000000p-1, 0x1.d5f47d0000000p+0, 0x1.d5f47d0000000p+1, 0x1.abe8fa8000000p+1,
+  0x1.57d1f50000000p+1, 0x1.5f47d40000000p+0, 0x1.5f47d48000000p+1, 0x1.7d1f530000000p+0, 0x1.7d1f530000000p+1,
+  0x1.f47d4d0000000p+0, 0x1.f47d4d0000000p+1, 0x1.e8fa9a0000000p+1, 0x1.d1f5348000000p+1, 0x1.a3ea698000000p+1,
+  0x1.47d4d30000000p+1, 0x1.1f534d0000000p+0, 0x1.1f534d8000000p+1, 0x1.f534dc0000000p-2, 0x1.f534dc0000000p-1,
+  0x1.f534dd0000000p+0, 0x1.f534dd8000000p+1, 0x1.ea69bb8000000p+1, 0x1.d4d3770000000p+1, 0x1.a9a6ee0000000p+1,
+  0x1.534ddc0000000p+1, 0x1.4d37700000000p+0, 0x1.4d37700000000p+1, 0x1.34ddc00000000p+0, 0.
+};
+static const double tj_turns1[] = {
+  0x1.1054a70000000p-26, 0x1.1054a78000000p-25, 0x1.054a7c0000000p-28, 0x1.054a7e0000000p-27, 0x1.054a7f0000000p-26,
+  0x1.054a7f0000000p-25, 0x1.529fc00000000p-30, 0x1.529fc00000000p-29, 0x1.529fc00000000p-28, 0x1.529fc20000000p-27,
+  0x1.529fc20000000p-26, 0x1.529fc20000000p-25, 0x1.4a7f090000000p-26, 0x1.4a7f098000000p-25, 0x1.29fc270000000p-26,
+  0x1.29fc270000000p-25, 0x1.4fe13a0000000p-27, 0x1.4fe13a0000000p-26, 0x1.4fe13a8000000p-25, 0x1.3f84ea0000000p-26,
+  0x1.3f84ea8000000p-25, 0x1.fc27560000000p-27, 0x1.fc27570000000p-26, 0x1.fc27578000000p-25, 0x1.f84eaf8000000p-25,
+  0x1.f09d5f0000000p-25, 0x1.e13abe8000000p-25, 0x1.c2757d0000000p-25, 0x1.84eafa0000000p-25, 0x1.09d5f40000000p-25,
+  0x1.3abe880000000p-29, 0x1.3abe8c0000000p-28, 0x1.3abe8e0000000p-27, 0x1.3abe8f0000000p-26, 0x1.3abe8f8000000p-25,
+  0x1.d5f47c0000000p-27, 0x1.d5f47d0000000p-26, 0x1.d5f47d0000000p-25, 0x1.abe8fa8000000p-25, 0x1.57d1f50000000p-25,
+  0x1.5f47d40000000p-26, 0x1.5f47d48000000p-25, 0x1.7d1f530000000p-26, 0x1.7d1f530000000p-25, 0x1.f47d4d0000000p-26,
+  0x1.f47d4d0000000p-25, 0x1.e8fa9a0000000p-25, 0x1.d1f5348000000p-25, 0x1.a3ea698000000p-25, 0x1.47d4d30000000p-25,
+  0x1.1f534d0000000p-26, 0x1.1f534d8000000p-25, 0x1.f534dc0000000p-28, 0x1.f534dc0000000p-27, 0x1.f534dd0000000p-26,
+  0x1.f534dd8000000p-25, 0x1.ea69bb8000000p-25, 0x1.d4d3770000000p-25, 0x1.a9a6ee0000000p-25, 0x1.534ddc0000000p-25,
+  0x1.4d37700000000p-26, 0x1.4d37700000000p-25, 0x1.34ddc00000000p-26, 0x1.34ddc08000000p-25, 0x1.a6ee060000000p-27,
+  0x1.a6ee060000000p-26, 0x1.a6ee068000000p-25, 0x1.4ddc0d8000000p-25, 0x1.3770360000000p-26, 0x1.3770368000000p-25,
+  0x1.bb81b60000000p-27, 0x1.bb81b60000000p-26, 0x1.bb81b68000000p-25, 0x1.77036d8000000p-25, 0x1.dc0db60000000p-26,
+  0x1.dc0db60000000p-25, 0x1.b81b6c0000000p-25, 0x1.7036d88000000p-25, 0x1.c0db620000000p-26, 0x1.c0db628000000p-25,
+  0x1.81b6c50000000p-25, 0x1.036d8a0000000p-25, 0x1.b6c5200000000p-31, 0x1.b6c5200000000p-30, 0x1.b6c5280000000p-29,
+  0x1.b6c5280000000p-28, 0x1.b6c52a0000000p-27, 0x1.b6c52b0000000p-26, 0x1.b6c52b0000000p-25, 0.
+};
+static const double tj_turns2[] = {
+  0x1.e13abe8fa9a6fp-51, 0x1.c2757d1f534dep-51, 0x1.84eafa3ea69bcp-51, 0x1.09d5f47d4d377p-51, 0x1.3abe8fa9a6ee0p-55,
+  0x1.3abe8fa9a6ee0p-54, 0x1.3abe8fa9a6ee0p-53, 0x1.3abe8fa9a6ee0p-52, 0x1.3abe8fa9a6ee0p-51, 0x1.d5f47d4d37703p-53,
+  0x1.d5f47d4d37703p-52, 0x1.d5f47d4d37703p-51, 0x1.abe8fa9a6ee07p-51, 0x1.57d1f534ddc0ep-51, 0x1.5f47d4d377037p-52,
+  0x1.5f47d4d377037p-51, 0x1.7d1f534ddc0dbp-52, 0x1.7d1f534ddc0dbp-51, 0x1.f47d4d377036ep-52, 0x1.f47d4d377036ep-51,
+  0x1.e8fa9a6ee06dbp-51, 0x1.d1f534ddc0db6p-51, 0x1.a3ea69bb81b6cp-51, 0x1.47d4d377036d9p-51, 0x1.1f534ddc0db63p-52,
+  0x1.1f534ddc0db63p-51, 0x1.f534ddc0db629p-54, 0x1.f534ddc0db629p-53, 0x1.f534ddc0db629p-52, 0x1.f534ddc0db629p-51,
+  0x1.ea69bb81b6c53p-51, 0x1.d4d377036d8a5p-51, 0x1.a9a6ee06db14bp-51, 0x1.534ddc0db6296p-51, 0x1.4d377036d8a56p-52,
+  0x1.4d377036d8a56p-51, 0x1.34ddc0db6295ap-52, 0x1.34ddc0db6295ap-51, 0x1.a6ee06db14acdp-53, 0x1.a6ee06db14acdp-52,
+  0x1.a6ee06db14acdp-51, 0x1.4ddc0db629599p-51, 0x1.377036d8a5665p-52, 0x1.377036d8a5665p-51, 0x1.bb81b6c52b328p-53,
+  0x1.bb81b6c52b328p-52, 0x1.bb81b6c52b328p-51, 0x1.77036d8a5664fp-51, 0x1.dc0db6295993cp-52, 0x1.dc0db6295993cp-51,
+  0x1.b81b6c52b3279p-51, 0x1.7036d8a5664f1p-51, 0x1.c0db6295993c4p-52, 0x1.c0db6295993c4p-51, 0x1.81b6c52b32788p-51,
+  0x1.036d8a5664f11p-51, 0x1.b6c52b3278872p-57, 0x1.b6c52b3278872p-56, 0x1.b6c52b3278872p-55, 0x1.b6c52b3278872p-54,
+  0x1.b6c52b3278872p-53, 0x1.b6c52b3278872p-52, 0x1.b6c52b3278872p-51, 0x1.6d8a5664f10e4p-51, 0x1.b6295993c4390p-52,
+  0x1.b6295993c4390p-51, 0x1.6c52b32788721p-51, 0x1.b14acc9e21c82p-52, 0x1.b14acc9e21c82p-51, 0x1.6295993c43904p-51,
+  0x1.8a5664f10e410p-52, 0x1.8a5664f10e410p-51, 0x1.14acc9e21c821p-51, 0x1.4acc9e21c8210p-54, 0x1.4acc9e21c8210p-53,
+  0x1.4acc9e21c8210p-52, 0x1.4acc9e21c8210p-51, 0x1.2b32788720840p-52, 0x1.2b32788720840p-51, 0x1.5993c439041fep-53,
+  0x1.5993c439041fep-52, 0x1.5993c439041fep-51, 0x1.664f10e4107f9p-52, 0x1.664f10e4107f9p-51, 0x1.993c439041fe5p-52,
+  0x1.993c439041fe5p-51, 0x1.3278872083fcap-51, 0x1.93c439041fe51p-53, 0x1.93c439041fe51p-52, 0.
+}; /* tj_turns0( tj_turns1( tj_turns2( */
+
+typedef struct { double r; i64 q; } angle_t;
+EW angle_t tj_reduce(float x) {                        /* x less whole quarter turns, in [-pi/4, pi/4] */
+  double d = x, k = __builtin_rint(d * 0x1.45f306dc9c883p-1);
+  double r = __builtin_fma(k, -0x1.921fb54442d18p+0, d); r = __builtin_fma(k, -0x1.1a62633145c07p-54, r);
+  u32 u = tj_bits_of(x); int e = (int)((u >> 23) & 255) - 150; int big = e >= 16; i64 at = (e - 16) & ~((e - 16) >> 31);
+  double m = (double)((u & 0x7fffff) | 0x800000), a = m * tj_turns0[at], b = m * tj_turns1[at], c = m * tj_turns2[at];
+  a -= 4. * __builtin_rint(a * 0.25);
+  double q = __builtin_rint(a + b), t = ((a - q) + b) + c;
+  double far = t * 0x1.921fb54442d18p+0;
+  far = (u >> 31) ? -far : far; q = (u >> 31) ? -q : q;
+  u64 mask = -(u64)big;                                              /* not a choice: the table's loads would become conditional */
+  r = tj_double_of((tj_bits_of_double(far) & mask) | (tj_bits_of_double(r) & ~mask));
+  i64 n = (i64)q & mask, near = (i64)(k != k ? 0. : k);
+  angle_t out = {e >= 105 ? __builtin_nan("") : r, (n | (near & ~mask)) & 3};
+  return out;
+}
+
+EW double tj_sin_core(double r) {
+  double z = r * r, p = 1.6059043836821613e-10;
+  p = __builtin_fma(p, z, -2.505210838544172e-08); p = __builtin_fma(p, z, 2.7557319223985893e-06);
+  p = __builtin_fma(p, z, -0.0001984126984126984); p = __builtin_fma(p, z, 0.008333333333333333); p = __builtin_fma(p, z, -0.16666666666666666);
+  return __builtin_fma(p * z, r, r);
+}
+
+EW double tj_cos_core(double r) {
+  double z = r * r, p = 2.08767569878681e-09;
+  p = __builtin_fma(p, z, -2.755731922398589e-07); p = __builtin_fma(p, z, 2.48015873015873e-05); p = __builtin_fma(p, z, -0.001388888888888889);
+  p = __builtin_fma(p, z, 0.041666666666666664); p = __builtin_fma(p, z, -0.5);
+  return __builtin_fma(p, z, 1.);
+}
+
+EW float tj_sin_f(float x) { angle_t a = tj_reduce(x); i64 q = a.q; double r = a.r, v = q & 1 ? tj_cos_core(r) : tj_sin_core(r); return x == 0 ? x : (float)(q & 2 ? -v : v); }
+
+EW float tj_cos_f(float x) { angle_t a = tj_reduce(x); i64 q = a.q; double r = a.r, v = q & 1 ? tj_sin_core(r) : tj_cos_core(r); return (float)((q + 1) & 2 ? -v : v); }
+
+EW float tj_tan_f(float x) { angle_t a = tj_reduce(x); i64 q = a.q; double r = a.r, s = tj_sin_core(r), c = tj_cos_core(r); return x == 0 ? x : (float)(q & 1 ? -c / s : s / c); }
+
+EW float tj_pow_f(float x, float y) {
+  double l = tj_log_wide(__builtin_fabs((double)x)), e = (double)y * l;
+  e = y == 0 ? 0. : e;
+  float v = (float)tj_exp_wide(e);
+  int whole = __builtin_rintf(y) == y, odd = whole & (__builtin_fabsf(y) < 16777216.f) & (__builtin_rintf(y * 0.5f) != y * 0.5f);
+  int negative = (int)(tj_bits_of(x) >> 31);
+  v = negative & odd ? -v : v;
+  v = (x < 0) & !whole & (x != -__builtin_inff()) ? __builtin_nanf("") : v;
+  v = (x == -1.f) & (__builtin_fabsf(y) == __builtin_inff()) ? 1.f : v;
+  v = (x != x) | (y != y) ? x + y : v;
+  return (x == 1.f) | (y == 0) ? 1.f : v;
+}
+
+EW float tj_erf_f(float x) {
+  float t = __builtin_fabsf(x), s = x * x, y = t > 4.f ? 4.f : t;
+  float q = __builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(0x1.3413ae0000000p-20f, y, -0x1.35b7920000000p-16f), y, 0x1.c366f60000000p-14f), y, -0x1.40ce680000000p-14f), y, -0x1.7bce6e0000000p-9f), y, 0x1.79ae220000000p-6f), y, -0x1.b28c620000000p-4f), y, -0x1.4505380000000p-1f), y, -0x1.21037e0000000p+0f), y, 0x1.5a2afa0000000p-14f);
+  float far = __builtin_copysignf(1.f - tj_exp_f(q), x);
+  float p = __builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(-0x1.5febec0000000p-17f, s, 0x1.e2aab40000000p-14f), s, -0x1.be45de0000000p-11f), s, 0x1.5645180000000p-8f), s, -0x1.b82bbc0000000p-6f), s, 0x1.ce2f1a0000000p-4f), s, -0x1.8127460000000p-2f), s, 0x1.06eba80000000p-3f);
+  return t < 0.9f ? __builtin_fmaf(p, x, x) : x != x ? x : far;
+}
+
+EW float tj_normal_cdf_f(float x) {                                  /* (1 + erf(x / sqrt 2)) / 2; the left tail does not cancel */
+  float t = __builtin_fabsf(x), y = t > 5.8f ? 5.8f : t;
+  float q = __builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(-0x1.a6f88a0000000p-26f, y, 0x1.72b4860000000p-21f), y, -0x1.1957bc0000000p-17f), y, 0x1.d80bbe0000000p-15f), y, -0x1.a5cadc0000000p-13f), y, 0x1.06925e0000000p-17f), y, 0x1.3b6e3a0000000p-8f), y, -0x1.29cbc20000000p-5f), y, -0x1.45f1f80000000p-2f), y, -0x1.98845e0000000p-1f) * y;
+  float n = __builtin_rintf(q * 0x1.715476p+0f), r = __builtin_fmaf(n, -0x1.62e43p-1f, q);
+  float p = __builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(0x1.a1b5460000000p-13f, r, 0x1.6d96ce0000000p-10f), r, 0x1.1110800000000p-7f), r, 0x1.5554800000000p-5f), r, 0x1.5555560000000p-3f), r, 0x1.0000000000000p-1f);
+  float e = __builtin_fmaf(p, r * r, r) + 1.f;
+  e = t > 5.8f ? 0.f : e * 0.5f * tj_float_of((u32)((int)n + 127) << 23);
+  e = x < 0 ? e : 1.f - e;
+  return x != x ? x : e;
+}
+
+EW float tj_gelu_f(float v) { return v * tj_normal_cdf_f(v); }
+
+EW double tj_gelu_d(double v) { return v * 0.5 * (1. + __builtin_erf(v * 0.70710678118654752440)); }
+
+EW float tj_gelu_tanh_f(float v) { float c = v * v * v, in = 0.7978845608028654f * (v + 0.044715f * c); return 0.5f * v * (1.f + tj_tanh_f(in)); }
+
+EW double tj_gelu_tanh_d(double v) { double c = v * v * v, in = 0.7978845608028654 * (v + 0.044715 * c); return 0.5 * v * (1. + __builtin_tanh(in)); }
+
+EW float tj_gelu_backward_f(float g, float v) {
+  float cdf = tj_normal_cdf_f(v), pdf = 0.3989422804014327f * tj_exp_f(v * v * -0.5f);
+  return g * (cdf + v * pdf);
+}
+
+EW double tj_gelu_backward_d(double g, double v) {
+  double cdf = 0.5 * (1. + __builtin_erf(v * 0.70710678118654752440)), pdf = 0.3989422804014327 * __builtin_exp(v * v * -0.5);
+  return g * (cdf + v * pdf);
+}
+
+EW float tj_gelu_tanh_backward_f(float g, float v) {
+  float s = v * v, t = tj_tanh_f(0.7978845608028654f * (v + 0.044715f * (s * v))), left = 0.5f * v, right = 1.f + t;
+  return g * (0.5f * right + left * (1.f - t * t) * (0.7978845608028654f * (1.f + 3.f * 0.044715f * s)));
+}
+
+EW double tj_gelu_tanh_backward_d(double g, double v) {
+  double s = v * v, t = __builtin_tanh(0.7978845608028654 * (v + 0.044715 * (s * v))), left = 0.5 * v, right = 1. + t;
+  return g * (0.5 * right + left * (1. - t * t) * (0.7978845608028654 * (1. + 3. * 0.044715 * s)));
+}
+
+EW float tj_silu_backward_f(float g, float v) { float s = tj_sigmoid_f(v); return g * s * (1.f + v * (1.f - s)); }
+
+EW double tj_silu_backward_d(double g, double v) { double s = tj_sigmoid_d(v); return g * s * (1. + v * (1. - s)); }
+
+EW float tj_softplus_f(float x, float b, float t) { return x * b > t ? x : tj_log1p_f(tj_exp_f(x * b)) / b; }
+
+EW double tj_softplus_d(double x, double b, double t) { return x * b > t ? x : __builtin_log1p(__builtin_exp(x * b)) / b; }
+
+EW float tj_elu_f(float x, float n, float p, float i) { return x < 0 ? tj_expm1_f(x * i) * n : x * p; }
+
+EW double tj_elu_d(double x, double n, double p, double i) { return x < 0 ? __builtin_expm1(x * i) * n : x * p; }

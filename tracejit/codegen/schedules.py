@@ -1,0 +1,320 @@
+"""The four loop structures of a kernel. Each writes the body of a function over a range [lo, hi) of units that threads share.
+
+    pointwise   rows of a vector loop (or one shared vector loop); a transpose goes through square tiles
+    row         one unit is a row: a stage is one pass over it, what passes share is kept in a buffer
+    column      one unit is a block of columns: vectors of columns walk down the reduced rows
+    whole       few rows, each shared: every stage writes partial results per thread, then combines them
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Callable
+
+from .c import CLAUSE, FOLD, Block, Dialect, Writer, finished, first_value, loses_nan
+from .index import Var
+from .kernel import Kernel, Reduction, Stage, below
+
+COLUMNS, ROW_BLOCK = 256, 16  # columns of a unit; rows that are summed in the element type before they are added in double
+TILE = 64
+SHARED_ROW = 16384
+
+
+@dataclass
+class Body:
+    """The written function: `units` of work, and stages that run one after another (whole) with their combination."""
+
+    blocks: list[Block]
+    units: int
+    combine: list[Block]
+    slots: int = 0                       # partial results per thread
+
+
+def accumulator_type(w: Writer, r: Reduction) -> str:
+    return "int" if r.kind in ("any", "all") else w.d.register[r.dtype]
+
+
+def wide_type(w: Writer, r: Reduction) -> str:
+    return "double" if r.kind in ("sum", "prod") and r.dtype.is_floating_point else accumulator_type(w, r)
+
+
+def write(kernel: Kernel, dialect: Dialect) -> tuple[Writer, Body]:
+    w = Writer(kernel, dialect)
+    return w, _SCHEDULES[kernel.schedule](w, kernel)
+
+
+# ------------------------------------------------------------ pointwise
+
+def _pointwise(w: Writer, k: Kernel) -> Body:
+    stage, block = k.stages[0], Block()
+    stores = stage.stores + stage.after
+    roots = [s.value for s in stores]
+    if k.tile:
+        return _tiled(w, k)
+    if not k.inner:
+        w.rows(block, [], lambda inside: w.straight(inside, lambda: w.stores(stores)))
+        return Body([block], 1, [])
+    v, n = k.inner[0], k.outer_size
+    if n < 8 and v.size > SHARED_ROW or not k.outer:
+        w.nested(block, k.outer, lambda inside: w.vector_loop(inside, v, roots, lambda: w.stores(stores), shared=("lo", "hi")))
+        return Body([block], v.size, [])
+    w.rows(block, k.outer, lambda inside: w.vector_loop(inside, v, roots, lambda: w.stores(stores)))
+    return Body([block], n, [])
+
+
+def _tiled(w: Writer, k: Kernel) -> Body:
+    """a: the variable that the loads walk; j: the one that the stores walk."""
+    a, j = k.tile
+    stores = k.stages[0].stores
+    roots = [s.value for s in stores]
+    rest = [v for v in k.outer if v != a]
+    turned = [e for e in k.expressions if e.op == "load" and e.index.coefficient(a) == 1 and abs(e.index.coefficient(j)) > 1
+              and not e.args and any(e in below(r) for r in roots)]
+    blocks, block = -(-a.size // TILE), Block()
+    tile_rows = Var(1_000_000, blocks)
+
+    def unit(inside: Block) -> None:
+        inside.append(f"const i64 A = i{tile_rows.number}*{TILE}, na = {a.size} - A < {TILE} ? {a.size} - A : {TILE};")
+        inside.append(f"for (i64 J = 0; J < {j.size}; J += {TILE}) {{")
+        tile = Block([f"const i64 nj = {j.size} - J < {TILE} ? {j.size} - J : {TILE};"])
+        for e in turned:
+            tile.append(f"{w.d.register[e.dtype]} T{e.number}[{TILE}][{TILE}];")
+            w.special[e] = f"T{e.number}[p][q]"
+            at = w.d.load(e.dtype, f"{w.pointers[e.extra[0]]}[{w.index(e.index)}]")
+            tile.append(f"for (int q = 0; q < nj; q++) for (int p = 0; p < na; p++) {{ const i64 i{a.number} = A + p, "
+                        f"i{j.number} = J + q; T{e.number}[p][q] = {at}; }}")
+        body = Block([f"const i64 i{a.number} = A + p;"])
+        w.at_loop({j})
+        inner = Block([f"const i64 i{j.number} = J + q;"])
+        w.scopes = [({}, body), ({}, inner)]
+        w.stores(stores)
+        w.scopes = []
+        body += [w.d.vector_pragma, "for (i64 q = 0; q < nj; q++) {", inner, "}"]
+        tile += ["for (i64 p = 0; p < na; p++) {", body, "}"]
+        inside += [tile, "}"]
+    w.rows(block, [*rest, tile_rows], unit)
+    return Body([block], blocks * math.prod(v.size for v in rest), [])
+
+
+# ------------------------------------------------------------ reductions of a row
+
+def _declare_wide(w: Writer, block: Block, reductions: list[Reduction]) -> None:
+    for r in reductions:
+        block.append(f"{wide_type(w, r)} w{r.number} = {first_value(r, w.d.register[r.dtype])};"
+                     + (f" int f{r.number} = 0;" if loses_nan(r) else ""))
+
+
+def _fold(w: Writer, r: Reduction, into: str, flag: str) -> None:
+    value = w.name(r.value)
+    block = w.scopes[-1][1]
+    block.append(FOLD[r.kind].format(into, value))
+    if loses_nan(r):
+        block.append(f"{flag} |= {value} != {value};")
+
+
+def _pass(w: Writer, block: Block, stage: Stage, v: Var, extra: Callable[[], None], shared: tuple | None = None) -> None:
+    """One vector loop that folds into partials p, which are then folded into the accumulators w. Floats are summed in double:
+    beside the latency of an addition the conversions cost nothing."""
+    reductions = stage.reductions
+    clause = ""
+    for r in reductions:
+        block.append(f"{wide_type(w, r)} p{r.number} = {first_value(r, w.d.register[r.dtype])};"
+                     + (f" int n{r.number} = 0;" if loses_nan(r) else ""))
+        clause += f" reduction({CLAUSE[r.kind]}:p{r.number})" + (f" reduction(|:n{r.number})" if loses_nan(r) else "")
+
+    def body() -> None:
+        for r in reductions:
+            _fold(w, r, f"p{r.number}", f"n{r.number}")
+        extra()
+        w.stores(stage.stores)
+    w.vector_loop(block, v, stage.roots, body, clause, shared)
+    for r in reductions:
+        block.append(FOLD[r.kind].format(f"w{r.number}", f"p{r.number}") + (f" f{r.number} |= n{r.number};" if loses_nan(r) else ""))
+
+
+def _row_stage(w: Writer, k: Kernel, n: int, block: Block) -> None:
+    stage = k.stages[n]
+    filled = [e for e, s in k.kept.items() if s == n]
+    _declare_wide(w, block, stage.reductions)
+    if not k.inner:
+        def once() -> None:
+            for r in stage.reductions:
+                _fold(w, r, f"w{r.number}", f"f{r.number}")
+            w.stores(stage.stores)
+        inside = Block()
+        w.straight(inside, once)
+        block += ["{", inside, "}"]
+    elif stage.roots:
+        v = k.inner[-1]
+        w.special = {e: f"row{e.number}[i{v.number}]" for e, s in k.kept.items() if s < n}
+
+        def keep() -> None:
+            for e in filled:
+                w.scopes[-1][1].append(f"row{e.number}[i{v.number}] = {w.name(e)};")
+
+        def passes(inside: Block) -> None:
+            inside.append("{")
+            inside.append(Block())
+            _pass(w, inside[-1], stage, v, keep)
+            inside.append("}")
+        w.nested(block, k.inner[:-1], passes)
+        w.special = {}
+    for r in stage.reductions:
+        block.append(f"const {w.d.register[r.dtype]} r{r.number} = {finished(r, f'w{r.number}', f'f{r.number}')};")
+
+
+def _row(w: Writer, k: Kernel) -> Body:
+    block = Block()
+
+    def row(inside: Block) -> None:
+        for e in k.kept:
+            inside.append(f"{w.d.register[e.dtype]} row{e.number}[{k.inner_size}] __attribute__((aligned(64)));")
+        for n, stage in enumerate(k.stages):
+            _row_stage(w, k, n, inside)
+            if stage.after:
+                after = Block()
+                w.straight(after, lambda: w.stores(stage.after))
+                inside += ["{", after, "}"]
+    w.rows(block, k.outer, row)
+    return Body([block], k.outer_size, [])
+
+
+# ------------------------------------------------------------ columns
+
+def _column_lane(k: Kernel) -> Var:
+    def stride(v: Var) -> int:
+        loads = [abs(e.index.coefficient(v)) for e in k.expressions if e.op == "load" and e.index.coefficient(v)]
+        return min(loads, default=1 << 62)
+    return min(k.outer, key=stride)
+
+
+def _column(w: Writer, k: Kernel) -> Body:
+    lane = _column_lane(k)
+    rest = [v for v in k.outer if v != lane]
+    wide = min(COLUMNS, max(16, -(-lane.size // 32) * 16))
+    blocks, block = -(-lane.size // wide), Block()
+    column_block = Var(1_000_000, blocks)
+
+    def unit(inside: Block) -> None:
+        inside.append(f"const i64 Q = i{column_block.number}*{wide}, nq = {lane.size} - Q < {wide} ? {lane.size} - Q : {wide};")
+        for stage in k.stages:
+            _column_stage(w, k, stage, inside, lane, wide)
+    w.rows(block, [*rest, column_block], unit)
+    return Body([block], blocks * math.prod(v.size for v in rest), [])
+
+
+def _lanes(w: Writer, block: Block, lane: Var, body: Callable[[], None]) -> None:
+    loop = Block([f"const i64 i{lane.number} = Q + q;"])
+    w.at_loop({lane}, lanes=True)
+    w.scopes = [({}, block), ({}, loop)]
+    body()
+    w.scopes = []
+    block += [w.d.vector_pragma, "for (i64 q = 0; q < nq; q++) {", loop, "}"]
+
+
+def _column_stage(w: Writer, k: Kernel, stage: Stage, block: Block, lane: Var, wide: int) -> None:
+    each = "for (i64 q = 0; q < nq; q++)"
+    for r in stage.reductions:
+        first = first_value(r, w.d.register[r.dtype])
+        flag = f" int f{r.number}[{wide}];" if loses_nan(r) else ""
+        block.append(f"{wide_type(w, r)} w{r.number}[{wide}]; {accumulator_type(w, r)} p{r.number}[{wide}]; "
+                     f"{w.d.register[r.dtype]} r{r.number}[{wide}];{flag}")
+        block.append(f"{each} {{ w{r.number}[q] = {first};{f' f{r.number}[q] = 0;' if loses_nan(r) else ''} }}")
+    if stage.roots:
+        v = k.inner[0]
+        block.append(f"for (i64 G = 0; G < {v.size}; G += {ROW_BLOCK}) {{")
+        group = Block([f"const i64 H = G + {ROW_BLOCK} < {v.size} ? G + {ROW_BLOCK} : {v.size};"])
+        group += [f"{each} p{r.number}[q] = {first_value(r, w.d.register[r.dtype])};" for r in stage.reductions]
+        down = Block()
+
+        def body() -> None:
+            for r in stage.reductions:
+                _fold(w, r, f"p{r.number}[q]", f"f{r.number}[q]")
+            w.stores(stage.stores)
+        w.nested(down, k.inner[1:], lambda inside: _lanes(w, inside, lane, body))
+        group += [f"for (i64 i{v.number} = G; i{v.number} < H; i{v.number}++) {{", down, "}"]
+        group += [f"{each} {FOLD[r.kind].format(f'w{r.number}[q]', f'p{r.number}[q]')}" for r in stage.reductions]
+        block += [group, "}"]
+    for r in stage.reductions:
+        block.append(f"{each} r{r.number}[q] = {finished(r, f'w{r.number}[q]', f'f{r.number}[q]')};")
+    if stage.after:
+        after = Block()
+        _lanes(w, after, lane, lambda: w.stores(stage.after))
+        block += ["{", after, "}"]
+
+
+# ------------------------------------------------------------ rows that threads share
+
+def _slot_type(w: Writer, r: Reduction) -> str:
+    return "double" if r.dtype.is_floating_point else "i64"
+
+
+def _whole(w: Writer, k: Kernel) -> Body:
+    """Partial results lie in part[thread][row][reduction], results in done[row][reduction]: doubles, or i64 in their place."""
+    count = max(1, sum(len(s.reductions) for s in k.stages))
+    v, above = k.inner[-1], k.inner[:-1]
+    bodies, combines = [], []
+    for stage in k.stages:
+        block = Block()
+
+        def row(inside: Block, stage: Stage = stage) -> None:
+            _results(w, k, stage, inside, count)
+            _declare_wide(w, inside, stage.reductions)
+            if above:
+                w.rows(inside, above, lambda deep: (deep.append("{"), deep.append(Block()), _pass(w, deep[-1], stage, v, _nothing),
+                                                    deep.append("}")))
+            else:
+                _pass(w, inside, stage, v, _nothing, ("lo", "hi"))
+            for r in stage.reductions:
+                slot = f"(({_slot_type(w, r)}*)part)[R*{count} + {r.number}]"
+                inside.append(f"{slot} = {finished(r, f'w{r.number}', f'f{r.number}')};")
+        if stage.roots:
+            _whole_rows(w, k, block, row)
+        bodies.append(block)
+        combines.append(_combine(w, k, stage, count))
+    return Body(bodies, math.prod(x.size for x in above) if above else v.size, combines, count * max(k.outer_size, 1))
+
+
+def _nothing() -> None:
+    """Nothing more happens in the loop."""
+
+
+def _whole_rows(w: Writer, k: Kernel, block: Block, body: Callable[[Block], None]) -> None:
+    block.append("i64 R = 0;")
+
+    def row(inside: Block) -> None:
+        inside += ["{", Block(), "}", "R++;"]
+        body(inside[-3])
+    w.nested(block, k.outer, row)
+
+
+def _results(w: Writer, k: Kernel, stage: Stage, block: Block, count: int, after: bool = False) -> None:
+    """What earlier stages reduced to, by name."""
+    roots = [s.value for s in stage.after] if after else stage.roots
+    needed = {e.extra.number: e.extra for root in roots for e in below(root) if e.op == "reduced"}
+    for n, r in sorted(needed.items()):
+        block.append(f"const {w.d.register[r.dtype]} r{n} = (({_slot_type(w, r)}*)done)[R*{count} + {n}];")
+
+
+def _combine(w: Writer, k: Kernel, stage: Stage, count: int) -> Block:
+    block, slots = Block(), count * max(k.outer_size, 1)
+
+    def row(inside: Block) -> None:
+        for r in stage.reductions:
+            t, n = _slot_type(w, r), r.number
+            inside.append(f"{t} w{n} = {first_value(r, w.d.register[r.dtype])}; int f{n} = 0;")
+            check = f" f{n} |= x != x;" if loses_nan(r) else ""
+            inside.append(f"for (int t = 0; t < nt; t++) {{ const {t} x = (({t}*)part)[t*{slots} + R*{count} + {n}]; "
+                          f"{FOLD[r.kind].format(f'w{n}', 'x')}{check} }}")
+            inside.append(f"(({t}*)done)[R*{count} + {n}] = {finished(r, f'w{n}', f'f{n}')};")
+        if stage.after:
+            after = Block()
+            _results(w, k, stage, after, count, after=True)
+            w.straight(after, lambda: w.stores(stage.after))
+            inside += ["{", after, "}"]
+    if stage.reductions or stage.after:
+        _whole_rows(w, k, block, row)
+    return block
+
+
+_SCHEDULES = {"pointwise": _pointwise, "row": _row, "column": _column, "whole": _whole}

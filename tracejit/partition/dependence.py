@@ -1,0 +1,152 @@
+"""The dependence graph: what must stay before what.
+
+In: a functional trace. Out: a networkx DiGraph over the positions of its calls, every edge from an earlier call to a later one:
+    kind    data | raw | war | waw (memory) | random | raises | opaque | fence
+    apart   the two calls may not share a kernel: the later one runs in a strictly later region
+Any order of the calls that respects the edges means the same. Memory edges join accesses whose bytes overlap; a write
+after a read of the very same view may share a kernel, all other memory edges are apart. Views access nothing:
+what is read through one is read where it is used.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import networkx as nx
+
+from ..ir.memory import covers, overlaps
+from ..ir.proxy import TensorProxy
+from ..ir.trace import BoundSymbol, Trace
+from ..passes.copies import read_arguments
+from ..passes.dce import has_effect
+
+MOST_LIVE = 32               # accesses of one storage that are told apart; beyond it a write becomes a fence
+
+
+@dataclass
+class _Storage:
+    """The accesses of one memory storage that a later access must still be compared with."""
+
+    writes: list[tuple[int, TensorProxy]] = field(default_factory=list)
+    reads: list[tuple[int, TensorProxy]] = field(default_factory=list)
+    fence: int = -1          # a write that stands for every access before it
+
+
+def dependence(trace: Trace) -> nx.DiGraph:
+    """The graph. Its node attribute `call` is the bound symbol."""
+    graph = nx.DiGraph()
+    producer: dict[TensorProxy, int] = {}
+    for n, b in enumerate(trace.bound_symbols):
+        graph.add_node(n, call=b)
+        for a in b.tensor_args:
+            if a in producer:
+                add_edge(graph, producer[a], n, "data", apart=False)
+        for o in b.tensor_outputs:
+            if o not in producer and o not in b.tensor_args:
+                producer[o] = n
+    _memory_edges(graph, trace)
+    _effect_edges(graph, trace)
+    return graph
+
+
+def add_edge(graph: nx.DiGraph, before: int, after: int, kind: str, *, apart: bool) -> None:
+    """Two edges between the same calls are one: apart if either is."""
+    if before == after:
+        return
+    known = graph.succ[before].get(after)
+    if known is None:
+        graph.add_edge(before, after, kind=kind, apart=apart)
+    elif apart and not known["apart"]:
+        graph.add_edge(before, after, kind=kind, apart=True)
+
+
+def is_view(b: BoundSymbol) -> bool:
+    """A call that only names bytes of its arguments anew."""
+    if has_effect(b) or not b.tensor_outputs:
+        return False
+    storages = {a.storage for a in b.tensor_args}
+    return all(o.storage in storages for o in b.tensor_outputs)
+
+
+def written_storages(trace: Trace) -> frozenset[int]:
+    """Storages that some call writes: the only ones whose accesses have an order."""
+    return frozenset(w.storage for b in trace.bound_symbols for w in b.written)
+
+
+# ---------------------------------------------------------------- memory
+
+def _memory_edges(graph: nx.DiGraph, trace: Trace) -> None:
+    storages = {s: _Storage() for s in written_storages(trace)}
+    if not storages:
+        return
+    born = {p.storage for p in trace.inputs}
+    for n, b in enumerate(trace.bound_symbols):
+        if is_view(b):
+            continue
+        for a in dict.fromkeys(read_arguments(b)):
+            if a.storage in storages:
+                _read(graph, storages[a.storage], n, a)
+        for w in dict.fromkeys(b.written):
+            _write(graph, storages[w.storage], n, w)
+        for o in b.tensor_outputs:
+            if o.storage in storages and o.storage not in born:
+                born.add(o.storage)
+                _write(graph, storages[o.storage], n, o)       # a value that is written later: its birth is its first write
+
+
+def _read(graph: nx.DiGraph, s: _Storage, n: int, a: TensorProxy) -> None:
+    if s.fence >= 0:
+        add_edge(graph, s.fence, n, "fence", apart=True)
+    for m, w in s.writes:
+        if m != n and overlaps(w.bytes, a.bytes):
+            add_edge(graph, m, n, "raw", apart=True)
+    s.reads.append((n, a))
+
+
+def _write(graph: nx.DiGraph, s: _Storage, n: int, w: TensorProxy) -> None:
+    if s.fence >= 0:
+        add_edge(graph, s.fence, n, "fence", apart=True)
+    crowded = len(s.reads) + len(s.writes) > MOST_LIVE
+    for accesses, kind in ((s.reads, "war"), (s.writes, "waw")):
+        for m, a in accesses:
+            if m != n and overlaps(a.bytes, w.bytes):
+                add_edge(graph, m, n, kind, apart=kind == "waw" or not a.same_view(w))
+            elif m != n and crowded:
+                add_edge(graph, m, n, "fence", apart=False)
+    if crowded:
+        s.writes, s.reads, s.fence = [], [], n
+        return
+    # What a write covers is ordered before whatever meets those bytes later.
+    s.reads = [(m, a) for m, a in s.reads if not covers(w.bytes, a.bytes)]
+    s.writes = [(m, a) for m, a in s.writes if not covers(w.bytes, a.bytes)] + [(n, w)]
+
+
+# ---------------------------------------------------------------- other effects
+
+def _effect_edges(graph: nx.DiGraph, trace: Trace) -> None:
+    """Random draws keep their order; what may raise stands after the effects before it and before those after it;
+    an opaque call is a wall."""
+    random = raising = opaque = -1
+    effects: list[int] = []                                    # visible effects since the last call that may raise
+    since_opaque: list[int] = []
+    for n, b in enumerate(trace.bound_symbols):
+        if opaque >= 0:
+            add_edge(graph, opaque, n, "opaque", apart=True)
+        if b.sym.random:
+            if random >= 0:
+                add_edge(graph, random, n, "random", apart=True)
+            random = n
+        if b.sym.opaque:
+            for m in since_opaque:
+                add_edge(graph, m, n, "opaque", apart=True)
+            opaque, since_opaque = n, []
+        since_opaque.append(n)
+        writes = bool(b.sym.random or b.written)
+        raises = b.sym.may_raise([a.dtype for a in b.tensor_args])
+        if raising >= 0 and (writes or raises):
+            add_edge(graph, raising, n, "raises", apart=writes)
+        if raises:
+            for m in effects:
+                add_edge(graph, m, n, "raises", apart=True)
+            raising, effects = n, []
+        if writes:
+            effects.append(n)

@@ -1,0 +1,221 @@
+"""Groups of calls on their way to become regions: what may join one, and what it then holds."""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Callable, Optional
+
+from ..ir.memory import overlaps
+from ..ir.proxy import TensorProxy, contiguous_stride
+from ..ir.trace import BoundSymbol
+from ..passes.copies import read_arguments
+from .spaces import (RowMap, Space, broadcast_stride, collapse, is_costly, is_elementwise, is_reduction, row_strides, space_of)
+
+WHOLE = 1 << 15              # elements: a reduction of more to a few rows is parallel inside a row
+FEW_ROWS = 4
+SMALL = 1 << 12              # elements: below this a launch costs more than the work, so strangers share a kernel
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where a value with one element a row lies: its row map over the full shape, over the rows, and its start."""
+
+    full: RowMap
+    outer: RowMap
+    offset: int
+
+
+@dataclass(eq=False)
+class Group:
+    """Calls that run together. `executor` is None for a call that runs alone."""
+
+    executor: Any = None
+    calls: list[int] = field(default_factory=list)
+    space: Optional[Space] = None
+    made: set[TensorProxy] = field(default_factory=set)
+    touched: set[TensorProxy] = field(default_factory=set)     # roots of what is read or made
+    rows: dict[TensorProxy, Rows] = field(default_factory=dict)
+    late: set[TensorProxy] = field(default_factory=set)        # full-size values that depend on a reduction
+    costly: bool = False
+    written: dict[int, list[TensorProxy]] = field(default_factory=dict)          # by storage
+    reads: dict[int, set[TensorProxy]] = field(default_factory=dict)             # memory read, by storage
+    origins: dict[TensorProxy, frozenset[TensorProxy]] = field(default_factory=dict)   # value -> memory it is made from
+    spread: set[TensorProxy] = field(default_factory=set)      # memory that is read other than index for index
+
+    @property
+    def whole(self) -> bool:
+        s = self.space
+        return s.reduced is not None and s.numel > WHOLE and s.rows < FEW_ROWS
+
+
+class Membership:
+    """Decides who may join a group, from what is known about the whole trace."""
+
+    def __init__(self, calls: tuple[BoundSymbol, ...], root: Callable[[TensorProxy], TensorProxy], memory: frozenset[int],
+                 kept_inside: Callable[[Group, int], bool]) -> None:
+        self.calls, self.root, self.memory, self.kept_inside = calls, root, memory, kept_inside
+
+    def join(self, g: Group, n: int, *, related: bool = False) -> bool:
+        """Put call n into g if it may; False, and g unchanged, if not. related: it need not share bytes with g."""
+        b = self.calls[n]
+        space = space_of(b)
+        if not g.calls:
+            wanted: Optional[Space] = space
+        else:
+            first = self.calls[g.calls[0]]
+            if b.modes != first.modes or _device(b) != _device(first):
+                return False
+            wanted = self._space_with(g, n, space, related)
+        if wanted is None:
+            return False
+        placed = self._place(g, b, space, wanted)
+        spread = self._memory_with(g, b)
+        if placed is None or spread is None:
+            return False
+        rows, late = placed
+        g.space = wanted
+        g.rows.update(rows)
+        g.late.update(late)
+        self._add(g, n, b, spread)
+        return True
+
+    def _add(self, g: Group, n: int, b: BoundSymbol, spread: set[TensorProxy]) -> None:
+        g.calls.append(n)
+        made = [o for o in b.tensor_outputs if o not in b.tensor_args]
+        g.made.update(made)
+        g.touched.update(self.root(a) for a in b.tensor_args)
+        g.touched.update(made)
+        g.costly |= is_costly(b)
+        g.spread |= spread
+        origins: frozenset[TensorProxy] = frozenset()
+        for a in read_arguments(b):
+            if a.storage in self.memory:
+                g.reads.setdefault(a.storage, set()).add(a)
+            origins |= self._origins(g, a)
+        if origins:
+            g.origins.update((o, origins) for o in made)
+        for w in b.written:
+            g.written.setdefault(w.storage, []).append(w)
+
+    # ------------------------------------------------------------ space
+
+    def _space_with(self, g: Group, n: int, s: Space, related: bool) -> Optional[Space]:
+        """The space of g once a call over s has joined; None when they do not go together."""
+        b, have = self.calls[n], g.space
+        if not related and not self._shares(g, b, s):
+            return None
+        if have.reduced is None:
+            if s.numel == have.numel:
+                return s if s.reduced is not None else have
+            grows = s.numel > have.numel and not b.written and not g.written and not (g.costly and have.numel > 1)
+            return s if grows and self.kept_inside(g, n) else None
+        if s.reduced is not None:
+            return have if s.runs == have.runs else None
+        return have if s.numel in (have.numel, have.rows) else None
+
+    def _shares(self, g: Group, b: BoundSymbol, s: Space) -> bool:
+        small = s.numel <= SMALL and s.shape == g.space.shape and s.reduced == g.space.reduced
+        return small or any(self.root(a) in g.touched for a in b.tensor_args)
+
+    # ------------------------------------------------------------ rows
+
+    def _place(self, g: Group, b: BoundSymbol, s: Space, wanted: Space) -> Optional[tuple[dict, set]]:
+        """What becomes of b's results: (values with one element a row, full-size values that depend on one);
+        None when b reads what another row computes."""
+        made = [o for o in b.tensor_outputs if o not in b.tensor_args]
+        depends = [a for a in read_arguments(b) if self.root(a) in g.rows or self.root(a) in g.late]
+        full = s.reduced is not None or s.numel == wanted.numel
+        if depends and not (is_reduction(b) or is_elementwise(b) or _picks_from_row(b, wanted)):
+            return None
+        if not all(self._aligned(g, b, a, s, full) for a in depends):
+            return None
+        if wanted.reduced is None:
+            return {}, set()
+        if s.reduced is None and full:
+            return {}, set(made) if depends else set()
+        rows = {o: _rows_of(wanted, s, o) for o in made}
+        return None if None in rows.values() else (rows, set())
+
+    def _aligned(self, g: Group, b: BoundSymbol, a: TensorProxy, s: Space, full: bool) -> bool:
+        """Does b read the value under `a` at its own row?"""
+        value = self.root(a)
+        if a.dtype != value.dtype or a.offset != value.offset:
+            return False
+        if value in g.late:
+            shape = a.shape if _picks_from_row(b, g.space) else s.shape
+            stride = broadcast_stride(a, shape)
+            return (full or _picks_from_row(b, g.space)) and stride is not None and (
+                a.numel == value.numel and collapse(shape, stride) == collapse(value.shape, value.stride))
+        stride = broadcast_stride(a, s.shape)
+        if stride is None or s.reduced is not None and a.numel != s.numel or full and g.whole:
+            return False
+        rows = g.rows[value]
+        return collapse(s.shape, stride) == (rows.full if full else rows.outer)
+
+    # ------------------------------------------------------------ memory
+
+    def _origins(self, g: Group, a: TensorProxy) -> frozenset[TensorProxy]:
+        """The memory that the value `a` was read from, in g."""
+        return frozenset((a,)) if a.storage in self.memory else g.origins.get(self.root(a), frozenset())
+
+    def _memory_with(self, g: Group, b: BoundSymbol) -> Optional[set[TensorProxy]]:
+        """Memory that b makes be read other than index for index; None when that memory, or what b writes, forbids it."""
+        spread: set[TensorProxy] = set()
+        read = {r for r in read_arguments(b) if r.storage in self.memory}
+        for a in read_arguments(b):
+            through_view = a.storage not in self.memory and self.root(a) is not a
+            if through_view or not _index_for_index(b, a):
+                spread |= self._origins(g, a)
+        for r in spread | read:
+            for w in g.written.get(r.storage, ()):
+                if overlaps(r.bytes, w.bytes) and (r in spread or not r.same_view(w)):
+                    return None
+        for w in b.written:
+            if w.bytes.overlaps_itself:
+                return None
+            for r in (*g.reads.get(w.storage, ()), *(r for r in read if r.storage == w.storage)):
+                if overlaps(r.bytes, w.bytes) and (not r.same_view(w) or r in g.spread or r in spread):
+                    return None
+        return spread
+
+
+def _index_for_index(b: BoundSymbol, a: TensorProxy) -> bool:
+    """Each element of what b makes needs the element of `a` at its index alone, without broadcasting."""
+    target = b.written[0] if b.written else b.tensor_outputs[0] if b.tensor_outputs else None
+    return target is not None and target.shape == a.shape and (b.sym.pointwise or b.sym.is_copy)
+
+
+def _picks_from_row(b: BoundSymbol, space: Space) -> bool:
+    """A gather of one element out of each row: `gather(logits, 1, target)`."""
+    if b.sym.packet not in ("gather", "nll_loss_gather") or space.reduced is None or len(space.reduced) != 1:
+        return False
+    source, dim, index = b.args[:3]
+    rank, reduced = len(space.shape), next(iter(space.reduced))
+    return (source.shape == space.shape and rank and dim % rank == reduced
+            and index.shape == tuple(1 if d == reduced else n for d, n in enumerate(space.shape)))
+
+
+def _rows_of(space: Space, s: Space, value: TensorProxy) -> Optional[Rows]:
+    """The row maps of a value with one element a row; None when its logical order is not told by its strides."""
+    outer = [d for d in range(len(space.shape)) if d not in space.reduced]
+    sizes = tuple(space.shape[d] for d in outer)
+    if s.reduced is not None:
+        over = row_strides(s, value)
+        here = collapse(tuple(n for d, n in enumerate(s.shape) if d not in s.reduced),
+                        tuple(t for d, t in enumerate(over) if d not in s.reduced))
+        return Rows(collapse(s.shape, over), here, value.offset)
+    here = collapse(value.shape, value.stride)
+    kept = [(n, t) for n, t in zip(value.shape, value.stride) if n != 1]
+    if tuple(n for n, _ in kept) == tuple(n for n in sizes if n != 1):
+        steps = iter([t for _, t in kept])
+        strides = tuple(0 if n == 1 else next(steps) for n in sizes)
+    elif here in ((), ((math.prod(sizes), 1),)):
+        strides = contiguous_stride(sizes)
+    else:
+        return None
+    over = dict(zip(outer, strides))
+    return Rows(collapse(space.shape, tuple(over.get(d, 0) for d in range(len(space.shape)))), here, value.offset)
+
+
+def _device(b: BoundSymbol) -> Any:
+    return next((p.device for p in (*b.tensor_outputs, *b.tensor_args)), None)

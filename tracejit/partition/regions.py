@@ -1,0 +1,307 @@
+"""Partition: which calls run as one kernel, in which order.
+
+In: a functional trace, and executors in order. Out: the same program, every call with the executor that runs it, and
+fusion regions: one bound symbol whose subsymbols are the calls that the kernel runs, in order.
+Guaranteed: the order keeps every edge of the dependence graph, inside regions too; `inplace_check` proves it again.
+
+What a region is, for whoever generates code for it:
+  - `args`: tensors from outside. A view is never an argument when the executor can fuse the view call: the call
+    stands in the region as a subsymbol (views cost nothing, so each region that uses one has it), and the argument is
+    the tensor at the bottom of the chain of views. This holds for views of memory too: `copy_(view, v)` writes
+    through the view's offset and strides, relative to the argument's.
+    Factories (calls without tensor arguments that the executor fuses) are repeated in each region likewise.
+  - `output`: the values that later calls or the results need, never a view of another value of the region, never memory.
+    They are tensors of their own with the recorded sizes and strides.
+  - One iteration space: every call that is no view and no factory has `full` size (as many elements as the region's
+    largest), or, when the region reduces, all reductions reduce the same dims of the full shape and a call may have
+    the `outer` size, one element a row. Shapes of one size may differ: their elements correspond in logical order.
+    Smaller cheap work is recomputed per element of a larger region: then it has no store, no use outside, nothing costly.
+  - A row never needs what another row computed: a value that depends on a reduction is read at its own row
+    (aligned; proved on strides), and a large whole-tensor reduction is not followed by full-size work on its result.
+  - Memory: no call of a region reads or overwrites bytes that an earlier call of the same region wrote. Bytes that a
+    later call writes may be read before when read and written views are the same and all that is computed from
+    them in the region is pointwise at the same shape: then each element is read at the index where it is written.
+    A kernel loads all that an element needs before it stores any of it (`a[0], a[-1] = a[-1].clone(), a[0].clone()`).
+  - Calls that may raise stand before the writes of later regions and after those of earlier ones: a kernel holds either
+    calls that may raise or `copy_`, never both. Several may share a kernel: it must report the first in program order.
+"""
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Iterable, Optional, Sequence
+
+import networkx as nx
+
+from ..errors import TraceError
+from ..ir.printer import bound_symbol_text
+from ..ir.proxy import TensorProxy
+from ..ir.symbol import Symbol
+from ..ir.trace import BoundSymbol, Trace
+from ..passes.dce import has_effect
+from .dependence import dependence, is_view, written_storages
+from .groups import Group, Membership
+from .merging import merge, most_calls
+
+LOOK = 6                     # how many groups beyond the first possible one are tried
+
+
+def partition(trace: Trace, executors: Sequence[Any]) -> Trace:
+    """The pass. Executors answer `can_fuse(bsym)`, `fuse(region)`, `can_execute(bsym)` and `execute(bsym)`."""
+    known = Calls(trace, executors)
+    groups = Walk(known).run()
+    bound_symbols = Emission(known, groups).run()
+    return trace.replace(stage="partition", bound_symbols=tuple(bound_symbols))
+
+
+class Calls:
+    """What is known about the calls of a trace before any of them is placed."""
+
+    def __init__(self, trace: Trace, executors: Sequence[Any]) -> None:
+        self.trace, self.executors, self.calls = trace, executors, trace.bound_symbols
+        self.memory = written_storages(trace)
+        self.taker = [self._taker(b) for b in self.calls]
+        self.free = [t is not None and _costs_nothing(b) for t, b in zip(self.taker, self.calls)]
+        self.maker: dict[TensorProxy, int] = {}
+        self._root: dict[TensorProxy, TensorProxy] = {}
+        for n, b in enumerate(self.calls):
+            for o in b.tensor_outputs:
+                if o in self.maker or o in b.tensor_args:
+                    continue
+                self.maker[o] = n
+                if self.free[n] and b.tensor_args:
+                    self._root[o] = self.root(next(a for a in b.tensor_args if a.storage == o.storage))
+        self.returned = {self.root(o) for o in trace.tensor_results}
+        self.users: dict[TensorProxy, list[int]] = {}
+        for n, b in enumerate(self.calls):
+            if not self.free[n]:
+                for r in {self.root(a) for a in b.tensor_args}:
+                    self.users.setdefault(r, []).append(n)
+
+    def _taker(self, b: BoundSymbol) -> Optional[Any]:
+        """The executor that may fuse a call: the first that takes it at all."""
+        if b.sym.opaque or b.sym.random:
+            return None
+        for e in self.executors:
+            if e.can_fuse(b):
+                return e
+            if e.can_execute(b):
+                return None
+        return None
+
+    def root(self, p: TensorProxy) -> TensorProxy:
+        """What lies under the views that cost nothing."""
+        return self._root.get(p, p)
+
+    @cached_property
+    def graph(self) -> nx.DiGraph:
+        return dependence(self.trace)
+
+    @cached_property
+    def before(self) -> list[list[tuple[int, bool]]]:
+        """For each call: the placed calls that it comes after, and whether they must be apart; seen through free calls."""
+        found: list[list[tuple[int, bool]]] = []
+        for n in range(len(self.calls)):
+            direct: dict[int, bool] = {}
+            for m, edge in self.graph.pred[n].items():
+                for k, apart in found[m] if self.free[m] else ((m, edge["apart"]),):
+                    direct[k] = direct.get(k, False) or apart
+            found.append(list(direct.items()))
+        return found
+
+    @cached_property
+    def depth(self) -> list[int]:
+        """How many calls that run alone stand on the longest way to each call."""
+        depth: list[int] = []
+        for n in range(len(self.calls)):
+            depth.append(max((depth[m] + (self.taker[m] is None) for m, _ in self.before[n]), default=0))
+        return depth
+
+    def outputs(self, n: int) -> list[TensorProxy]:
+        b = self.calls[n]
+        return [o for o in b.tensor_outputs if self.maker.get(o) == n]
+
+
+def _costs_nothing(b: BoundSymbol) -> bool:
+    """A view, or a factory: a kernel makes its elements from their index."""
+    return is_view(b) or not b.tensor_args and not has_effect(b)
+
+
+# ---------------------------------------------------------------- placing
+
+class Walk:
+    """One walk in program order. A call never joins a group before what it needs, so no cycle can arise."""
+
+    def __init__(self, known: Calls) -> None:
+        self.known = known
+        self.groups: list[Group] = []
+        self.fused: list[int] = []                             # positions of the groups that are regions to be
+        self.at: dict[int, int] = {}                           # call -> position of its group
+        self.member = Membership(known.calls, known.root, known.memory, self.kept_inside)
+
+    def run(self) -> list[Group]:
+        for n in range(len(self.known.calls)):
+            if not self.known.free[n]:
+                self.at[n] = self.place(n)
+        return merge(self.groups, self.known, self.member, self.at)
+
+    def place(self, n: int) -> int:
+        taker = self.known.taker[n]
+        if taker is not None:
+            for k in self.candidates(n, self.earliest(n, taker)):
+                if self.member.join(self.groups[k], n):
+                    return k
+        group = Group(taker)
+        self.groups.append(group)
+        if taker is None or not self.member.join(group, n):
+            group.executor, group.calls = None, [n]
+        else:
+            self.fused.append(len(self.groups) - 1)
+        return len(self.groups) - 1
+
+    def earliest(self, n: int, taker: Any) -> int:
+        """The first group that n may stand in."""
+        found = 0
+        for m, apart in self.known.before[n]:
+            k = self.at[m]
+            found = max(found, k + (apart or self.groups[k].executor is not taker))
+        return found
+
+    def candidates(self, n: int, first: int) -> Iterable[int]:
+        """Where n may go, best first: the group that makes what it needs is at `first`; then its neighbours."""
+        taker = self.known.taker[n]
+        start = bisect_left(self.fused, first)
+        limit = most_calls(taker)
+        for k in self.fused[start:start + LOOK]:
+            g = self.groups[k]
+            if g.executor is taker and len(g.calls) < limit and not self.better_later(g, n):
+                yield k
+
+    def better_later(self, g: Group, n: int) -> bool:
+        """Will n's users be in later kernels, while all that n needs of g will be in memory anyway?"""
+        known, depth = self.known, self.known.depth
+        if known.calls[n].written or any(o in known.returned for o in known.outputs(n)):
+            return False
+        users = [u for o in known.outputs(n) for u in known.users.get(o, ())]
+        if not users or any(depth[u] == depth[n] or known.taker[u] is None for u in users):
+            return False
+        inside = {known.root(a) for a in known.calls[n].tensor_args} & g.made
+        return all(r in known.returned or any(u != n and (known.taker[u] is None or depth[u] > depth[n])
+                                              for u in known.users[r]) for r in inside)
+
+    def kept_inside(self, g: Group, n: int) -> bool:
+        """Are g's values needed by g and n alone?"""
+        inside = {*g.calls, n}
+        return not any(o in self.known.returned or any(u not in inside for u in self.known.users.get(o, ())) for o in g.made)
+
+
+# ---------------------------------------------------------------- emission
+
+class Emission:
+    """Groups, in order, as bound symbols; views and factories beside the calls that need them outside regions."""
+
+    def __init__(self, known: Calls, groups: list[Group]) -> None:
+        self.known, self.calls = known, known.calls
+        self.pending = deque(groups)
+        self.out: list[BoundSymbol] = []
+        self.emitted: set[int] = set()                         # free calls that stand outside regions
+        self.regions = 0
+        self.wanted = {r for o in known.trace.tensor_results for r in (o, known.root(o))}
+        for g in groups:
+            self.want(g.executor, g.calls)
+
+    def run(self) -> list[BoundSymbol]:
+        while self.pending:
+            g = self.pending.popleft()
+            if g.executor is None:
+                self.alone(g.calls[0])
+            elif not self.fuse(g):
+                self.split(g)
+        self.bind_outside(self.known.trace.tensor_results)
+        return self.out
+
+    # ------------------------------------------------------------ what a group takes
+
+    def inside(self, executor: Any, calls: list[int]) -> list[int]:
+        """The calls of a region with the free calls that they use, in program order."""
+        found, left = set(calls), [a for n in calls for a in self.calls[n].tensor_args]
+        while left:
+            n = self.known.maker.get(left.pop())
+            if n is not None and n not in found and self.known.free[n] and self.known.taker[n] is executor:
+                found.add(n)
+                left += self.calls[n].tensor_args
+        return sorted(found)
+
+    def arguments(self, inside: list[int]) -> list[TensorProxy]:
+        made = {o for n in inside for o in self.known.outputs(n)}
+        return [*dict.fromkeys(a for n in inside for a in self.calls[n].tensor_args if a not in made)]
+
+    def want(self, executor: Any, calls: list[int]) -> None:
+        """Note what a group takes: whoever makes it must hand it out."""
+        for a in self.arguments(self.inside(executor, calls)):
+            self.wanted.update((a, self.known.root(a)))
+
+    # ------------------------------------------------------------ calls
+
+    def fuse(self, g: Group) -> bool:
+        """Emit g as a region; False when its executor does not make a kernel of it."""
+        if len(g.calls) == 1 and not getattr(g.executor, "allow_single_op_fusion", False):
+            return False
+        inside = self.inside(g.executor, g.calls)
+        subsymbols = tuple(self.calls[n] for n in inside)
+        arguments = self.arguments(inside)
+        output = [o for n in sorted(g.calls) for o in self.known.outputs(n) if o in self.wanted]
+        first = self.calls[min(g.calls)]
+        region = BoundSymbol(Symbol(f"{g.executor.name}_region{self.regions}", _not_compiled), tuple(arguments), {}, output,
+                             first.source, subsymbols, first.modes, g.executor.name)
+        fused = g.executor.fuse(region)
+        if fused is None:
+            return False
+        _check_outputs(fused, region, g.executor)
+        self.bind_outside(arguments)
+        self.regions += 1
+        self.out.append(fused)
+        return True
+
+    def split(self, g: Group) -> None:
+        """What is not one kernel may be two; a call that is none runs alone."""
+        calls = sorted(g.calls)
+        cut = len(calls) // 2
+        parts = [Group(g.executor, part) for part in (calls[:cut], calls[cut:])] if cut else [Group(None, calls)]
+        for part in parts:
+            self.want(part.executor, part.calls)
+        self.pending.extendleft(reversed(parts))
+
+    def alone(self, n: int) -> None:
+        b = self.calls[n]
+        if b.sym.opaque:                                       # it may move what a view that is used later lies on
+            self.bind_outside(o for m in range(n) if self.known.free[m] for o in self.known.outputs(m) if o in self.wanted)
+        self.bind_outside(b.tensor_args)
+        self.out.append(self.claimed(b))
+
+    def bind_outside(self, proxies: Iterable[TensorProxy]) -> None:
+        """Emit the views and factories that make these, as calls of their own."""
+        for p in proxies:
+            n = self.known.maker.get(p)
+            if n is not None and self.known.free[n] and n not in self.emitted:
+                self.emitted.add(n)
+                self.bind_outside(self.calls[n].tensor_args)
+                self.out.append(self.claimed(self.calls[n]))
+
+    def claimed(self, b: BoundSymbol) -> BoundSymbol:
+        executor = next(e for e in self.known.executors if e.can_execute(b))
+        taken = executor.execute(b)
+        _check_outputs(taken, b, executor)
+        return taken
+
+
+def _check_outputs(taken: Any, b: BoundSymbol, executor: Any) -> None:
+    if not isinstance(taken, BoundSymbol) or [*map(id, taken.flat_outputs)] != [*map(id, b.flat_outputs)]:
+        raise TraceError(f"executor {executor.name!r} must return a BoundSymbol with the outputs of what it took:\n"
+                         f"  {bound_symbol_text(b)}\nreturned {taken!r}", where=str(b.source))
+
+
+def _not_compiled(*args: Any) -> None:
+    raise TraceError("a fusion region that no executor has compiled cannot run")

@@ -1,0 +1,196 @@
+"""Decomposition: composite operations become the few that kernels are made of.
+
+In: a functional trace. Out: the same results from pointwise ops, reductions, views, cat and gathers.
+Guaranteed: results have the recorded dtypes and strides; the numbers are eager's where IEEE arithmetic defines them, else
+no further from the exact ones than eager's. An op without a rule, and one whose rule declines, stays as it is.
+
+A rule is a plain function of tensors (`decompositions.RULES`). It runs on meta tensors, and the calls that it makes are recorded.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable, Optional
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ..errors import TraceError
+from ..ir import prims
+from ..ir.printer import bound_symbol_text
+from ..ir.proxy import TensorConstant, TensorProxy, proxy_of
+from ..ir.symbol import Symbol, aten_symbol
+from ..ir.trace import BoundSymbol, Trace
+from .dce import dce
+from .decompositions import CALLS, RULES, WRITERS
+
+
+def decompose(trace: Trace) -> Trace:
+    """The pass, on a functionalized trace."""
+    return dce(_by(RULES, trace)).replace(stage="decompose")
+
+
+def unroll(trace: Trace) -> Trace:
+    """Before functionalization: what writes several tensors (foreach ops, optimizer steps, a batch norm's statistics)
+    as in-place ops on each, so that functionalization forwards their values."""
+    return _by(WRITERS, trace).replace(stage="unroll")
+
+
+def _by(rules: dict[Any, Callable], trace: Trace) -> Trace:
+    names = Names(trace)
+    made: list[BoundSymbol] = []
+    for b in trace.bound_symbols:
+        rule = rules.get(b.sym.overload) if _fits(b) else None
+        parts = _decomposed(b, rule, names) if rule is not None else None
+        made += [b] if parts is None else parts
+    return trace.replace(bound_symbols=tuple(made))
+
+
+def _fits(b: BoundSymbol) -> bool:
+    """Rules are written for real numbers, and for at least one of them."""
+    return not any(isinstance(a, TensorConstant) for a in b.flat_args) and not any(
+        p.dtype.is_complex or p.neg or not p.numel for p in (*b.tensor_args, *b.tensor_outputs[:1]))
+
+
+class Names:
+    """Names and storages that the trace does not use yet."""
+
+    def __init__(self, trace: Trace) -> None:
+        proxies = {*trace.inputs, *(o for b in trace.bound_symbols for o in b.tensor_outputs)}
+        self.taken = {p.name for p in proxies}
+        self.storage, self.count = 1 + max((p.storage for p in proxies), default=0), 0
+
+    def name(self) -> str:
+        self.count += 1
+        while f"d{self.count}" in self.taken:
+            self.count += 1
+        return f"d{self.count}"
+
+    def new_storage(self) -> int:
+        self.storage += 1
+        return self.storage - 1
+
+
+@dataclass
+class Recording:
+    """The calls that a rule makes. Meta tensors stand for proxies."""
+
+    names: Names
+    origin: BoundSymbol
+    calls: list[BoundSymbol] = field(default_factory=list)
+    proxies: dict[int, TensorProxy] = field(default_factory=dict)      # by id of the meta tensor
+    storages: dict[int, TensorProxy] = field(default_factory=dict)     # by meta storage: its first proxy
+    alive: list[torch.Tensor] = field(default_factory=list)
+    paused: bool = False
+
+    def stand_in(self, a: Any) -> Any:
+        if not isinstance(a, TensorProxy):
+            return a
+        t = torch.empty_strided(a.shape, a.stride, dtype=a.dtype, device="meta")
+        self._know(t, a)
+        return t
+
+    def _know(self, t: torch.Tensor, p: TensorProxy) -> None:
+        self.alive.append(t)
+        self.proxies[id(t)] = p
+        self.storages.setdefault(t.untyped_storage()._cdata, p)
+
+    def proxy(self, t: Any) -> Any:
+        return self.proxies[id(t)] if isinstance(t, torch.Tensor) else t
+
+    def name(self, t: Any) -> Any:
+        """The proxy of a result."""
+        if not isinstance(t, torch.Tensor) or id(t) in self.proxies:
+            return self.proxy(t)
+        home = self.storages.get(t.untyped_storage()._cdata)
+        p = proxy_of(self.names.name(), t, self.names.new_storage() if home is None else home.storage)
+        p = replace(p, device=self.device, offset=p.offset + (home.offset if home is not None else 0))
+        self._know(t, p)
+        return p
+
+    @property
+    def device(self) -> torch.device:
+        return (*self.origin.tensor_args, *self.origin.tensor_outputs)[0].device
+
+    def bind(self, sym: Symbol, args: tuple, kwargs: dict, output: Any) -> None:
+        o = self.origin
+        self.calls.append(BoundSymbol(sym, args, kwargs, output, o.source, modes=o.modes, comment=o.comment))
+
+    def record(self, sym: Symbol, args: tuple, kwargs: dict, out: Any) -> Any:
+        args, kwargs = tree_map(self.proxy, (args, kwargs))
+        if sym.overload is torch.ops.aten.detach.default:      # factories detach what they make
+            self._know(out, args[0])
+            return out
+        kwargs = {k: self.device if k == "device" else v for k, v in kwargs.items() if k not in ("pin_memory", "layout")}
+        self.bind(sym, args, kwargs, tree_map(self.name, out))
+        return out
+
+    def call(self, sym: Symbol, *args: Any) -> Any:
+        """One of our own operations: its result has the dtype of the first argument and the shape of the last."""
+        self.paused = True
+        out = torch.empty(args[-1].shape, dtype=args[0].dtype, device="meta")
+        self.paused = False
+        return self.record(sym, args, {}, out)
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
+        self.recording = recording
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        return out if self.recording.paused else self.recording.record(aten_symbol(func), args, kwargs or {}, out)
+
+
+def _decomposed(b: BoundSymbol, rule: Callable, names: Names) -> Optional[list[BoundSymbol]]:
+    """The calls that make b's outputs; None when the rule declines."""
+    recording = Recording(names, b)
+    args, kwargs = tree_map(recording.stand_in, (b.args, b.kwargs))
+    with torch.no_grad(), _Recorder(recording):
+        token = CALLS.set(recording.call)
+        try:
+            results = rule(*args, **kwargs)
+        finally:
+            CALLS.reset(token)
+        if results is NotImplemented:
+            return None
+        results = [r.to(o.dtype) if isinstance(o, TensorProxy) and isinstance(r, torch.Tensor) else r
+                   for o, r in zip(b.flat_outputs, tree_leaves(results))]
+    return _renamed(b, recording, results)
+
+
+def _renamed(b: BoundSymbol, recording: Recording, results: list) -> list[BoundSymbol]:
+    """The recorded calls with the recorded names of the results; another layout is one more copy, free inside a kernel."""
+    made = {o: c for c in recording.calls for o in c.tensor_outputs if o not in c.tensor_args}
+    final: dict[TensorProxy, TensorProxy] = {}
+    copies: list[tuple[TensorProxy, TensorProxy]] = []
+    for o, r in zip(b.flat_outputs, results):
+        if not isinstance(o, TensorProxy) or o in b.tensor_args:
+            continue
+        p = recording.proxy(r) if isinstance(r, torch.Tensor) else None
+        if p is None or p.shape != o.shape:
+            raise TraceError(f"the decomposition of {bound_symbol_text(b)} makes {p!r} for {o!r}", where=str(b.source))
+        owned = p in made and not any(a.storage == p.storage for a in made[p].tensor_args)
+        if owned and p not in final and p.stride == o.stride:
+            final[p] = o
+        else:
+            copies.append((p, o))
+    homes = {p.storage: o for p, o in final.items()}
+    moved: dict[TensorProxy, TensorProxy] = dict(final)
+
+    def rename(x: Any) -> Any:
+        if not isinstance(x, TensorProxy) or x in moved:
+            return moved.get(x, x) if isinstance(x, TensorProxy) else x
+        if x.storage in homes:
+            moved[x] = replace(x, storage=homes[x.storage].storage)
+            return moved[x]
+        return x
+    for p, o in copies:
+        recording.bind(prims.RESTRIDE, (p, list(o.shape), list(o.stride)), {}, o)
+    return [replace(c, args=tree_map(rename, c.args), kwargs=tree_map(rename, c.kwargs), output=tree_map(rename, c.output))
+            for c in recording.calls]

@@ -1,0 +1,116 @@
+"""Rules of activation functions and their backwards."""
+from __future__ import annotations
+
+import torch
+
+from .rules import aten, rule, wide
+
+
+@rule(aten.hardtanh.default)
+def hardtanh(x, low=-1, high=1):
+    return torch.clamp(x, low, high)
+
+
+@rule(aten.hardsigmoid.default)
+def hardsigmoid(x):
+    return torch.clamp(wide(x) + 3, 0, 6) / 6
+
+
+@rule(aten.hardswish.default)
+def hardswish(x):
+    x = wide(x)
+    return x * torch.clamp(x + 3, 0, 6) / 6
+
+
+@rule(aten.leaky_relu.default)
+def leaky_relu(x, slope=0.01):
+    x = wide(x)
+    return torch.where(x > 0, x, x * slope)
+
+
+@rule(aten.elu.default)
+def elu(x, alpha=1, scale=1, input_scale=1):
+    x = wide(x)
+    return torch.where(x < 0, torch.expm1(x * input_scale) * (alpha * scale), x * scale)
+
+
+@rule(aten.elu_backward.default)
+def elu_backward(grad, alpha, scale, input_scale, is_result, x):
+    grad, x = wide(grad), wide(x)
+    if is_result:
+        low = grad * input_scale * (x + alpha * scale)
+    else:
+        low = grad * (input_scale * alpha * scale) * torch.exp(x * input_scale)
+    return torch.where(x <= 0, low, grad * scale)
+
+
+@rule(aten.softplus.default)
+def softplus(x, beta=1, threshold=20):
+    x = wide(x)
+    scaled = x * beta
+    return torch.where(scaled > threshold, x, torch.log1p(torch.exp(scaled)) / beta)
+
+
+@rule(aten.softplus_backward.default)
+def softplus_backward(grad, x, beta, threshold):
+    grad, x = wide(grad), wide(x)
+    z = torch.exp(x * beta)
+    return torch.where(x * beta > threshold, grad, grad * z / (z + 1))
+
+
+@rule(aten.mish.default)
+def mish(x):
+    x = wide(x)
+    return x * torch.tanh(torch.log1p(torch.exp(x)))
+
+
+@rule(aten.log_sigmoid_forward.default)
+def log_sigmoid(x):
+    wide_x = wide(x)
+    e = torch.exp(-wide_x.abs())
+    return torch.clamp_max(wide_x, 0) - torch.log1p(e), e
+
+
+@rule(aten.glu.default)
+def glu(x, dim=-1):
+    left, right = torch.chunk(wide(x), 2, dim)
+    return left * (1 / (1 + torch.exp(-right)))
+
+
+@rule(aten.glu_backward.default)
+def glu_backward(grad, x, dim):
+    left, right = torch.chunk(wide(x), 2, dim)
+    grad = wide(grad)
+    s = 1 / (1 + torch.exp(-right))
+    return torch.cat([grad * s, (1 - s) * s * grad * left], dim)
+
+
+@rule(aten.hardswish_backward.default)
+def hardswish_backward(grad, x):
+    grad, x = wide(grad), wide(x)
+    inner = torch.where(x < 3, grad * (x / 3 + 0.5), grad)
+    return torch.where(x <= -3, 0, inner)
+
+
+@rule(aten.hardsigmoid_backward.default)
+def hardsigmoid_backward(grad, x):
+    grad, x = wide(grad), wide(x)
+    return torch.where((x > -3) & (x < 3), grad * (1 / 6), 0)
+
+
+@rule(aten.smooth_l1_loss.default)
+def smooth_l1_loss(x, y, reduction=1, beta=1.0):
+    if x.dtype != torch.float32 or y.dtype != x.dtype:
+        return NotImplemented
+    d = (x - y).abs()
+    loss = torch.where(d < beta, 0.5 * d * d / beta, d - 0.5 * beta) if beta else d
+    return loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()
+
+
+@rule(aten.huber_loss.default)
+def huber_loss(x, y, reduction=1, delta=1.0):
+    if x.dtype != torch.float32 or y.dtype != x.dtype:
+        return NotImplemented
+    d = (x - y).abs()
+    loss = torch.where(d <= delta, 0.5 * d * d, delta * (d - 0.5 * delta))
+    return loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()

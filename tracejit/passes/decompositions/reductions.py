@@ -1,0 +1,119 @@
+"""Rules of reductions and softmaxes."""
+from __future__ import annotations
+
+import math
+
+import torch
+
+from .rules import aten, rule, wide
+
+
+@rule(aten.mean.dim, aten.mean.default)
+def mean(x, dim=None, keepdim=False, *, dtype=None):
+    dims = [dim] if isinstance(dim, int) else list(dim or range(x.dim()))
+    dtype = dtype or x.dtype
+    if not dtype.is_floating_point:
+        return NotImplemented
+    x = wide(x if x.dtype in (torch.float16, torch.bfloat16) and dtype == x.dtype else x.to(dtype))
+    n = math.prod(x.shape[d] for d in dims)
+    return x.sum(dims, keepdim) / n
+
+
+@rule(aten.max.default)
+def max_default(x):
+    return x.amax()
+
+
+@rule(aten.min.default)
+def min_default(x):
+    return x.amin()
+
+
+@rule(aten.max.dim)
+def max_dim(x, dim, keepdim=False):
+    return x.amax(dim, keepdim), x.argmax(dim, keepdim)
+
+
+@rule(aten.min.dim)
+def min_dim(x, dim, keepdim=False):
+    return x.amin(dim, keepdim), x.argmin(dim, keepdim)
+
+
+@rule(aten.aminmax.default)
+def aminmax(x, *, dim=None, keepdim=False):
+    dims = range(x.dim()) if dim is None else [dim]
+    return x.amin(list(dims), keepdim), x.amax(list(dims), keepdim)
+
+
+@rule(aten.count_nonzero.default, aten.count_nonzero.dim_IntList)
+def count_nonzero(x, dim=None):
+    return (x != 0).sum(list(range(x.dim())) if dim is None or dim == [] else dim)
+
+
+@rule(aten.nansum.default)
+def nansum(x, dim=None, keepdim=False, *, dtype=None):
+    if not x.dtype.is_floating_point:
+        return NotImplemented
+    return torch.where(torch.isnan(x), 0, x).sum(list(range(x.dim())) if not dim else dim, keepdim, dtype=dtype)
+
+
+@rule(aten.logsumexp.default)
+def logsumexp(x, dim, keepdim=False):
+    if not x.dtype.is_floating_point or not dim:
+        return NotImplemented
+    x = wide(x)
+    top = x.amax(dim, True)
+    top = torch.where(top.abs() == math.inf, 0, top)
+    total = torch.exp(x - top).sum(dim, True).log() + top
+    return total if keepdim else total.squeeze(dim)
+
+
+@rule(aten.linalg_vector_norm.default)
+def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
+    if not x.dtype.is_floating_point or dtype is not None:
+        return NotImplemented
+    x = wide(x)
+    dims = list(range(x.dim())) if not dim else [dim] if isinstance(dim, int) else list(dim)
+    if ord == 2:
+        return (x * x).sum(dims, keepdim).sqrt()
+    if ord == 1:
+        return x.abs().sum(dims, keepdim)
+    if ord == math.inf:
+        return x.abs().amax(dims, keepdim)
+    if ord == -math.inf:
+        return x.abs().amin(dims, keepdim)
+    return NotImplemented
+
+
+@rule(aten._softmax.default)
+def softmax(x, dim, half_to_float):
+    if x.dim() == 0:
+        return NotImplemented
+    x = wide(x)
+    e = torch.exp(x - x.amax(dim, True))
+    return e / e.sum(dim, True)
+
+
+@rule(aten._log_softmax.default)
+def log_softmax(x, dim, half_to_float):
+    if x.dim() == 0:
+        return NotImplemented
+    x = wide(x)
+    shifted = x - x.amax(dim, True)
+    return shifted - torch.exp(shifted).sum(dim, True).log()
+
+
+@rule(aten._softmax_backward_data.default)
+def softmax_backward(grad, y, dim, input_dtype):
+    if y.dim() == 0:
+        return NotImplemented
+    grad, y = wide(grad), wide(y)
+    return (grad - (grad * y).sum(dim, True)) * y
+
+
+@rule(aten._log_softmax_backward_data.default)
+def log_softmax_backward(grad, y, dim, input_dtype):
+    if y.dim() == 0:
+        return NotImplemented
+    grad, y = wide(grad), wide(y)
+    return torch.addcmul(grad, torch.exp(y), grad.sum(dim, True), value=-1)

@@ -1,0 +1,59 @@
+"""The table of rules, and what they are written with."""
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any, Callable, Optional
+
+import torch
+from torch import Tensor
+
+from ...ir.symbol import Symbol
+
+aten = torch.ops.aten
+CALLS: ContextVar[Callable] = ContextVar("calls")              # records a call of one of our own operations
+RULES: dict[Any, Callable] = {}
+WRITERS: dict[Any, Callable] = {}                              # of ops that write several tensors, for `unroll`
+
+
+def rule(*overloads: Any) -> Callable:
+    def add(function: Callable) -> Callable:
+        RULES.update((o, function) for o in overloads)
+        return function
+    return add
+
+
+def writer(*overloads: Any) -> Callable:
+    def add(function: Callable) -> Callable:
+        WRITERS.update((o, function) for o in overloads)
+        return function
+    return add
+
+
+def nll_loss_gather(source: Tensor, dim: int, target: Tensor) -> Tensor:
+    """`gather` that raises as nll_loss does."""
+    wrong = (target < 0) | (target >= source.size(dim))
+    if wrong.any():
+        raise IndexError(f"Target {target[wrong][0].item()} is out of bounds.")
+    return source.gather(dim, target)
+
+
+NLL_LOSS_GATHER = Symbol("nll_loss_gather", nll_loss_gather)
+
+
+def wide(x: Optional[Tensor]) -> Optional[Tensor]:
+    """In the type that eager's kernels compute in."""
+    return x.float() if x is not None and x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def one(like: Tensor) -> Tensor:
+    return torch.full((), 1, dtype=like.dtype, device=like.device)
+
+
+def rounded(value: float, dtype: torch.dtype) -> float:
+    """A constant as a kernel of this dtype holds it."""
+    with torch._C._DisableTorchDispatch():
+        return torch.tensor(value, dtype=dtype).item()
+
+
+def is_float(*tensors: Optional[Tensor]) -> bool:
+    return all(t is None or t.dtype.is_floating_point for t in tensors)
