@@ -12,9 +12,9 @@ import tracejit
 from regions import FuseRuns, fused
 from tracejit.errors import FallbackWarning
 from tracejit.executors.cpu import CpuExecutor
-from tracejit.runtime import kernel_cache
-from tracejit.runtime.buffers import allocator
-from tracejit.runtime.kernel_cache import CompilerError, KernelCache, NoCompiler
+from tracejit.executors import kernel_cache
+from tracejit.executors.buffers import allocator
+from tracejit.executors.kernel_cache import CompilerError, KernelCache, NoCompiler
 
 
 def compiled(fn, *args, executor=None):
@@ -151,7 +151,7 @@ def test_no_compiler_is_a_compiler_error():
 
 def test_many_processes_share_a_directory(tmp_path):
     program = ("import sys; sys.path.insert(0, sys.argv[1])\n"
-               "from tracejit.runtime.kernel_cache import KernelCache\n"
+               "from tracejit.executors.kernel_cache import KernelCache\n"
                "assert KernelCache(sys.argv[2]).load('int f(void) { return 41; }').f() == 41\n")
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     runs = [subprocess.Popen([sys.executable, "-c", program, root, str(tmp_path / "c")]) for _ in range(3)]

@@ -1,12 +1,14 @@
 """tracejit: a tracing JIT for PyTorch programs that mutate tensors. See `tracejit.jit`."""
 from .api import CacheInfo, CompiledFunction, CompiledModule, jit, last_traces
 from .errors import FallbackWarning, InplaceCopyError, TraceError, UnsupportedError
+from .executors.cpu import CpuExecutor
 from .executors.registry import Executor, default_executors, get_executor, register_executor
 from .executors.torch_fallback import TORCH as _TORCH
 from .ir.trace import BoundSymbol, Trace
 
 register_executor(_TORCH)
+register_executor(CpuExecutor())          # asked where `executors=["cpu"]` names it
 __version__ = "0.1.0"
-__all__ = ["BoundSymbol", "CacheInfo", "CompiledFunction", "CompiledModule", "Executor", "FallbackWarning",
+__all__ = ["BoundSymbol", "CacheInfo", "CompiledFunction", "CompiledModule", "CpuExecutor", "Executor", "FallbackWarning",
            "InplaceCopyError", "Trace", "TraceError", "UnsupportedError", "default_executors", "get_executor", "jit", "last_traces",
            "register_executor"]

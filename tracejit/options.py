@@ -54,6 +54,16 @@ def check_traces() -> bool:
     return os.environ.get("TRACEJIT_CHECK", "0") not in ("", "0")
 
 
+def compiler_command() -> str:
+    """CC: the C compiler, with arguments, that makes CPU kernels; by default the first of cc, gcc, clang."""
+    return os.environ.get("CC", "")
+
+
+def cache_home() -> str:
+    """XDG_CACHE_HOME, or ~/.cache: where compiled kernels are kept."""
+    return os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+
+
 def log_topics() -> frozenset[str]:
     """TRACEJIT_LOG: comma-separated topics (recompiles, fallback, internal)."""
     return frozenset(t for t in os.environ.get("TRACEJIT_LOG", "").split(",") if t)

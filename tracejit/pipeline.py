@@ -3,12 +3,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Callable
+from typing import Callable, Sequence
 
 from .capture.tracer import Capture
 from .errors import TraceError
 from .executors.claim import claim
-from .executors.registry import resolve
+from .executors.registry import Executor, fuses, resolve
 from .executors.torch_fallback import TORCH
 from .ir.check import check_trace
 from .ir.trace import Trace
@@ -21,24 +21,7 @@ from .passes.inplace_check import inplace_check
 
 Stage = tuple[str, Callable[[Trace], Trace]]
 
-
-def functional_stages() -> list[Stage]:
-    """What makes a recording of mutations and views into single assignments and the fewest copies."""
-    return [
-        ("functionalize", functionalize),
-        ("cse", cse),
-        ("copies", copies),
-        ("dce", dce),
-    ]
-
-
-def execution_stages(options: Options) -> list[Stage]:
-    """The user's transforms, and who runs what."""
-    executors = resolve(options.executors, TORCH)
-    return [
-        *((getattr(t, "__name__", "transform"), t) for t in options.transforms),
-        ("claim", lambda trace: claim(trace, executors)),
-    ]
+FUNCTIONAL: tuple[Stage, ...] = (("functionalize", functionalize), ("cse", cse), ("copies", copies), ("dce", dce))
 
 
 def lower(capture: Capture, options: Options) -> list[Trace]:
@@ -48,16 +31,38 @@ def lower(capture: Capture, options: Options) -> list[Trace]:
     """
     if capture.replay_because:
         return [checked(capture.calls)]
+    executors = resolve(options.executors, TORCH)
     traces = [capture.calls, checked(capture.ops)]
-    for stage in functional_stages():
-        traces.append(run_stage(stage, traces[-1]))
+    fusing = any(map(fuses, executors))
+    before, after, placing = fusing_stages(executors) if fusing else ((), (), claiming_stages(executors))
+    run_stages((*before, *FUNCTIONAL), traces)
+    if options.transforms:
+        reference = traces[-1]
+        run_stages([(getattr(t, "__name__", "transform"), t) for t in options.transforms], traces)
+        prove(traces[-1], reference, options)
+    run_stages(after, traces)
     reference = traces[-1]
-    for stage in execution_stages(options):
-        traces.append(run_stage(stage, traces[-1]))
+    run_stages(placing, traces)
     checked(traces[-1], by_user=options.executors is not None)
-    if not options.disable_inplace_copy_check:
-        inplace_check(traces[-1], reference)
+    prove(traces[-1], reference, options)
     return traces
+
+
+def claiming_stages(executors: Sequence[Executor]) -> tuple[Stage, ...]:
+    """No executor fuses: every call goes to the first that takes it."""
+    return (("claim", lambda trace: claim(trace, executors)),)
+
+
+def fusing_stages(executors: Sequence[Executor]) -> tuple[tuple[Stage, ...], ...]:
+    """(before functionalization, after it, placing): composite calls are opened, and regions formed and ordered."""
+    from .partition.regions import partition                   # networkx takes a third of a second to import
+    from .passes.decompose import decompose, unroll
+    return ((("unroll", unroll),), (("decompose", decompose),), (("partition", lambda trace: partition(trace, executors)),))
+
+
+def run_stages(stages: Sequence[Stage], traces: list[Trace]) -> None:
+    for stage in stages:
+        traces.append(run_stage(stage, traces[-1]))
 
 
 def run_stage(stage: Stage, trace: Trace) -> Trace:
@@ -74,3 +79,9 @@ def run_stage(stage: Stage, trace: Trace) -> Trace:
 def checked(trace: Trace, by_user: bool = False) -> Trace:
     """What the user's code made is always checked, our own stages under TRACEJIT_CHECK=1."""
     return check_trace(trace) if by_user or check_traces() else trace
+
+
+def prove(final: Trace, reference: Trace, options: Options) -> None:
+    """The order of memory accesses is that of `reference`, unless the user switched the proof off."""
+    if not options.disable_inplace_copy_check:
+        inplace_check(final, reference)

@@ -40,6 +40,8 @@ tensor_set: Callable = _find("_C.TensorBase.set_")
 conj_view: Callable = _find("_conj")
 neg_view: Callable = _find("_neg_view")
 is_zero_tensor: Callable[[torch.Tensor], bool] = _find("_is_zerotensor")
+storage_use_count: Callable[[int], int] = _find("_C._storage_Use_Count")       # of a storage's address
+below_dispatch_modes: Callable = _find("_C._DisableTorchDispatch")             # a context
 _top_hooks: Callable = _find("_C._autograd._top_saved_tensors_default_hooks")
 _has_kernel: Callable = _find("_C._dispatch_has_kernel_for_dispatch_key")
 

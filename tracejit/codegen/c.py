@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from .index import Bounds, Gathered, Index, Quotient, Remainder, Var, atoms, bounds
+from .index import Bounds, Gathered, Index, Quotient, Var, atoms, bounds
 from .kernel import Expr, Kernel, Reduction, Store, below, truth, variables
 
 MOST_CUTS = 10

@@ -6,53 +6,13 @@ from their expressions to the result's. bf16 and f16 results are rounded after t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
 import torch
 
 from .calls import Call, is_number, result_type
 from .kernel import DTYPES, FLOATS, HALVES, INTEGERS, Expr, Expressions
-
-NUMERIC = (*FLOATS, *INTEGERS)
-WHOLE_NUMBERS = (*INTEGERS, torch.bool)
-
-
-@dataclass(frozen=True)
-class Row:
-    """kind: elementwise | relayout | gather | factory | reduction.
-
-    build: elementwise (x, exprs, call) -> Expr; relayout, gather, factory (values, call, index) -> Expr;
-           reduction (x, value, reduce, call, count, along) -> [Expr of each output].
-    compute: "out", or "promoted" for results whose dtype says nothing about the operands' (comparisons).
-    scalars: how eager takes a Python number beside half tensors: "rounded" to the half type, or "exact".
-    """
-
-    kind: str
-    build: Callable
-    inputs: tuple[str, ...] = ()
-    dtypes: tuple = NUMERIC              # of the result, or of the promoted operands
-    compute: str = "out"
-    scalars: str = "rounded"
-    heavy: bool = False                  # worth keeping rather than computing twice
-    accepts: Callable[[Call], bool] = lambda call: True
-
-
-def prim(name: str) -> Callable:
-    return lambda x, a, call: x.node(name, tuple(a), a[0].dtype if call.dtype is not torch.bool else torch.bool)
-
-
-def _unary(name: str, dtypes: tuple = FLOATS, heavy: bool = True, **more: Any) -> Row:
-    return Row("elementwise", prim(name), ("self",), dtypes, heavy=heavy, **more)
-
-
-def _binary(name: str, dtypes: tuple = NUMERIC, **more: Any) -> Row:
-    return Row("elementwise", prim(name), ("self", "other"), dtypes, **more)
-
-
-def _compare(name: str, inputs: tuple = ("self", "other")) -> Row:
-    return Row("elementwise", lambda x, a, call: x.node(name, tuple(a), torch.bool), inputs, DTYPES, "promoted")
-
+from .rows import NUMERIC, WHOLE_NUMBERS, Row, binary, compare, prim, unary
 
 # ------------------------------------------------------------ builders of elementwise rows
 
@@ -222,23 +182,23 @@ ELEMENTWISE: dict[str, Row] = {
     "div": Row("elementwise", _div, ("self", "other"), scalars="exact", accepts=_trunc_div_ok),
     "floor_divide": Row("elementwise", lambda x, a, call: _computed("div_floor", x, *a), ("self", "other"), scalars="exact",
                         accepts=_trunc_div_ok),
-    "remainder": _binary("remainder", (*INTEGERS, torch.float32, torch.float64), heavy=True),
-    "fmod": _binary("fmod", (*INTEGERS, torch.float32, torch.float64), heavy=True),
+    "remainder": binary("remainder", (*INTEGERS, torch.float32, torch.float64), heavy=True),
+    "fmod": binary("fmod", (*INTEGERS, torch.float32, torch.float64), heavy=True),
     "pow": Row("elementwise", _pow, ("self", "exponent"), heavy=True, accepts=_pow_ok),
     "square": Row("elementwise", lambda x, a, call: _computed("mul", x, a[0], a[0]), ("self",)),
-    "neg": _unary("neg", NUMERIC, heavy=False), "abs": _unary("abs", NUMERIC, heavy=False),
-    "sign": _unary("sign", NUMERIC, heavy=False), "sgn": _unary("sign", NUMERIC, heavy=False),
-    "relu": _unary("relu", NUMERIC, heavy=False), "positive": Row("elementwise", _copy, ("self",)),
-    "floor": _unary("floor", heavy=False), "ceil": _unary("ceil", heavy=False), "trunc": _unary("trunc", heavy=False),
+    "neg": unary("neg", NUMERIC, heavy=False), "abs": unary("abs", NUMERIC, heavy=False),
+    "sign": unary("sign", NUMERIC, heavy=False), "sgn": unary("sign", NUMERIC, heavy=False),
+    "relu": unary("relu", NUMERIC, heavy=False), "positive": Row("elementwise", _copy, ("self",)),
+    "floor": unary("floor", heavy=False), "ceil": unary("ceil", heavy=False), "trunc": unary("trunc", heavy=False),
     "round": Row("elementwise", prim("rint"), ("self",), FLOATS, accepts=_no_rounding_name),
-    "frac": _unary("frac", heavy=False), "sqrt": _unary("sqrt"), "rsqrt": _unary("rsqrt"), "reciprocal": _unary("reciprocal"),
-    "exp": _unary("exp"), "exp2": _unary("exp2"), "expm1": _unary("expm1"), "log": _unary("log"), "log2": _unary("log2"),
-    "log10": _unary("log10"), "log1p": _unary("log1p"), "sin": _unary("sin"), "cos": _unary("cos"), "tan": _unary("tan"),
-    "asin": _unary("asin"), "acos": _unary("acos"), "atan": _unary("atan"), "sinh": _unary("sinh"), "cosh": _unary("cosh"),
-    "tanh": _unary("tanh"), "asinh": _unary("asinh"), "acosh": _unary("acosh"), "atanh": _unary("atanh"),
-    "erf": _unary("erf"), "erfc": _unary("erfc"), "sigmoid": _unary("sigmoid"), "silu": _unary("silu"),
-    "atan2": _binary("atan2", FLOATS, heavy=True), "hypot": _binary("hypot", (torch.float32, torch.float64), heavy=True),
-    "maximum": _binary("maximum", DTYPES), "minimum": _binary("minimum", DTYPES),
+    "frac": unary("frac", heavy=False), "sqrt": unary("sqrt"), "rsqrt": unary("rsqrt"), "reciprocal": unary("reciprocal"),
+    "exp": unary("exp"), "exp2": unary("exp2"), "expm1": unary("expm1"), "log": unary("log"), "log2": unary("log2"),
+    "log10": unary("log10"), "log1p": unary("log1p"), "sin": unary("sin"), "cos": unary("cos"), "tan": unary("tan"),
+    "asin": unary("asin"), "acos": unary("acos"), "atan": unary("atan"), "sinh": unary("sinh"), "cosh": unary("cosh"),
+    "tanh": unary("tanh"), "asinh": unary("asinh"), "acosh": unary("acosh"), "atanh": unary("atanh"),
+    "erf": unary("erf"), "erfc": unary("erfc"), "sigmoid": unary("sigmoid"), "silu": unary("silu"),
+    "atan2": binary("atan2", FLOATS, heavy=True), "hypot": binary("hypot", (torch.float32, torch.float64), heavy=True),
+    "maximum": binary("maximum", DTYPES), "minimum": binary("minimum", DTYPES),
     "clamp": Row("elementwise", _clamp, ("self", "min", "max"), NUMERIC),
     "clamp_min": _limit("clamp_min", "min"), "clamp_max": _limit("clamp_max", "max"),
     "hardtanh": Row("elementwise", _hardtanh, ("self", "min_val", "max_val"), FLOATS),
@@ -256,17 +216,17 @@ ELEMENTWISE: dict[str, Row] = {
     "leaky_relu": Row("elementwise", _leaky_relu, ("self",), FLOATS),
     "softplus": Row("elementwise", _softplus, ("self",), FLOATS, heavy=True),
     "elu": Row("elementwise", _elu, ("self",), FLOATS, heavy=True),
-    "bitwise_and": _binary("and", WHOLE_NUMBERS), "bitwise_or": _binary("or", WHOLE_NUMBERS),
-    "bitwise_xor": _binary("xor", WHOLE_NUMBERS), "__and__": _binary("and", WHOLE_NUMBERS),
-    "__or__": _binary("or", WHOLE_NUMBERS), "__xor__": _binary("xor", WHOLE_NUMBERS),
+    "bitwise_and": binary("and", WHOLE_NUMBERS), "bitwise_or": binary("or", WHOLE_NUMBERS),
+    "bitwise_xor": binary("xor", WHOLE_NUMBERS), "__and__": binary("and", WHOLE_NUMBERS),
+    "__or__": binary("or", WHOLE_NUMBERS), "__xor__": binary("xor", WHOLE_NUMBERS),
     "bitwise_not": Row("elementwise", _bitwise_not, ("self",), WHOLE_NUMBERS),
-    "bitwise_left_shift": _binary("shift_left", INTEGERS), "bitwise_right_shift": _binary("shift_right", INTEGERS),
-    "__lshift__": _binary("shift_left", INTEGERS), "__rshift__": _binary("shift_right", INTEGERS),
-    "eq": _compare("eq"), "ne": _compare("ne"), "lt": _compare("lt"), "le": _compare("le"), "gt": _compare("gt"),
-    "ge": _compare("ge"), "isnan": _compare("isnan", ("self",)), "isinf": _compare("isinf", ("self",)),
-    "isfinite": _compare("isfinite", ("self",)), "signbit": _compare("signbit", ("self",)),
-    "logical_not": _compare("logical_not", ("self",)), "logical_and": _compare("logical_and"),
-    "logical_or": _compare("logical_or"), "logical_xor": _compare("logical_xor"),
+    "bitwise_left_shift": binary("shift_left", INTEGERS), "bitwise_right_shift": binary("shift_right", INTEGERS),
+    "__lshift__": binary("shift_left", INTEGERS), "__rshift__": binary("shift_right", INTEGERS),
+    "eq": compare("eq"), "ne": compare("ne"), "lt": compare("lt"), "le": compare("le"), "gt": compare("gt"),
+    "ge": compare("ge"), "isnan": compare("isnan", ("self",)), "isinf": compare("isinf", ("self",)),
+    "isfinite": compare("isfinite", ("self",)), "signbit": compare("signbit", ("self",)),
+    "logical_not": compare("logical_not", ("self",)), "logical_and": compare("logical_and"),
+    "logical_or": compare("logical_or"), "logical_xor": compare("logical_xor"),
     "clone": Row("elementwise", _copy, ("self",), DTYPES), "_to_copy": Row("elementwise", _copy, ("self",), DTYPES),
     "contiguous": Row("elementwise", _copy, ("self",), DTYPES), "lift_fresh_copy": Row("elementwise", _copy, ("self",), DTYPES),
     "restride": Row("elementwise", _copy, ("self",), DTYPES), "exact_copy": Row("elementwise", _copy, ("self",), DTYPES),

@@ -21,8 +21,8 @@ from ..ir.proxy import TensorConstant, TensorProxy
 from ..ir.symbol import Symbol
 from ..ir.trace import BoundSymbol
 from ..options import check_traces
-from ..runtime.buffers import allocator
-from ..runtime.kernel_cache import CompilerError, KernelCache, NoCompiler
+from .buffers import allocator
+from .kernel_cache import CompilerError, KernelCache, NoCompiler
 from .registry import Executor
 
 ERRORS = {1: (IndexError, "index out of range in self"), 2: (RuntimeError, "index is out of bounds"),

@@ -35,6 +35,11 @@ class Executor:
         return None
 
 
+def fuses(executor: Executor) -> bool:
+    """Does it take regions, not only single calls?"""
+    return type(executor).can_fuse is not Executor.can_fuse
+
+
 _registered: dict[str, Executor] = {}
 _defaults: list[str] = []
 

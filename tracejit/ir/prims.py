@@ -72,6 +72,7 @@ def set_tensor(t: torch.Tensor, source: torch.Tensor) -> None:
 
 
 CONSTANT = Symbol("constant", constant)
+EXACT_COPY = Symbol("exact_copy", exact_copy)
 RESTRIDE = Symbol("restride", restride)
 WRITE_REGION = Symbol("write_region", write_region)
 REGION_VIEW = Symbol("region_view", region_view)

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, Iterable, Optional, Sequence
 

@@ -6,7 +6,7 @@ import math
 import torch
 from torch import Tensor
 
-from .rules import aten, one, rule, wide, writer
+from .rules import aten, rule, wide, writer
 
 
 def normalised(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...ir.symbol import Symbol
+from ...torch_private import below_dispatch_modes
 
 aten = torch.ops.aten
 CALLS: ContextVar[Callable] = ContextVar("calls")              # records a call of one of our own operations
@@ -51,7 +52,7 @@ def one(like: Tensor) -> Tensor:
 
 def rounded(value: float, dtype: torch.dtype) -> float:
     """A constant as a kernel of this dtype holds it."""
-    with torch._C._DisableTorchDispatch():
+    with below_dispatch_modes():
         return torch.tensor(value, dtype=dtype).item()
 
 

@@ -6,6 +6,8 @@ from typing import Callable, Optional
 
 import torch
 
+from ..torch_private import storage_use_count
+
 LARGE = 8 << 20              # bytes from which an allocation is likely to be fresh pages
 PAGE = 2 << 20
 _ADVICE_HUGE_PAGES = 14      # MADV_HUGEPAGE
@@ -20,7 +22,6 @@ def _madvise() -> Optional[Callable]:
 
 
 _MADVISE = _madvise()
-_use_count = torch._C._storage_Use_Count
 _kept: dict[int, int] = {}                                     # bytes by allocator
 
 
@@ -39,18 +40,22 @@ def allocator(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtyp
 class _Recycler:
     def __init__(self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, nbytes: int) -> None:
         self.shape, self.stride, self.dtype, self.nbytes = shape, stride, dtype, nbytes
-        self.held: Optional[torch.UntypedStorage] = None
+        self.held: list[torch.UntypedStorage] = []             # at most one; popped while a thread looks at it
 
     def take(self) -> torch.Tensor:
-        held = self.held
-        if held is not None and _use_count(held._cdata) == 1 and held.nbytes() >= self.nbytes:
-            return torch.empty(0, dtype=self.dtype).set_(held, 0, self.shape, self.stride)
-        self.held = None                                       # the user keeps it: it is not ours to count
-        _kept.pop(id(self), None)
+        try:
+            held = self.held.pop()
+        except IndexError:
+            held = None
+        if held is not None and storage_use_count(held._cdata) == 1 and held.nbytes() >= self.nbytes:
+            made = torch.empty(0, dtype=self.dtype).set_(held, 0, self.shape, self.stride)
+            self.held.append(held)
+            return made
+        _kept.pop(id(self), None)                              # the user keeps it: it is not ours to count
         made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype)
         advise_huge_pages(made.data_ptr(), self.nbytes)
         if sum(_kept.values()) + self.nbytes <= KEPT_BYTES:
-            self.held = made.untyped_storage()
+            self.held[:] = [made.untyped_storage()]
             _kept[id(self)] = self.nbytes
         return made
 

@@ -19,6 +19,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Optional
 
+from ..options import cache_home, compiler_command
+
 TIMEOUT = 120                # seconds that the compiler may take
 FLAGS = ("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-march=native", "-fno-math-errno", "-fno-trapping-math",
          "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-fopenmp-simd", "-fPIC", "-shared", "-w", "-nostartfiles",
@@ -37,7 +39,7 @@ class NoCompiler(CompilerError):
 @lru_cache(None)
 def compiler() -> tuple[str, ...]:
     """The command of the C compiler, from CC or the first of cc, gcc, clang that exists."""
-    named = os.environ.get("CC", "").split()
+    named = compiler_command().split()
     for candidate in ([named] if named else [["cc"], ["gcc"], ["clang"]]):
         if candidate and shutil.which(candidate[0]):
             return (shutil.which(candidate[0]), *candidate[1:])
@@ -67,8 +69,7 @@ def width_flags() -> tuple[str, ...]:
 
 
 def default_directory() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(home) / "tracejit" / "kernels"
+    return Path(cache_home()) / "tracejit" / "kernels"
 
 
 class KernelCache:
