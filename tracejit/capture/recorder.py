@@ -288,6 +288,7 @@ def raise_if_no_kernel(sym: Symbol, before: list, spec: Any) -> None:
     except NotImplementedError:
         raise                                                  # no kernel for these dtypes, whatever the sizes
     except (RuntimeError, ValueError, TypeError, IndexError):
-        if sym.pointwise or sym.packet.startswith("_foreach"):         # others may dislike the sizes, or the zeros
+        dislikes_zeros = sym.may_raise([torch.int64])
+        if not dislikes_zeros and (sym.pointwise or sym.packet.startswith("_foreach")):    # others dislike the sizes
             run_on_scratch(sym.fn, before, spec)
     _taken.add(key)
