@@ -26,6 +26,7 @@ from ..torch_private import (function_modes, saved_tensor_hooks, set_grad_mode, 
 from .handlers import catches_value_errors
 from .fakes import Fakes, is_fake, real_tensors
 from .recorder import Recorder, current_modes, unprofiled
+from .structure import PLAIN
 
 _TORCH_PATH = torch.__path__[0] + "/"
 _OWN_PATH = __file__.rsplit("/", 2)[0] + "/"
@@ -43,6 +44,7 @@ _KEPT_WHOLE = frozenset({torch.linalg.svdvals, torch.linalg.cond, torch.linalg.n
                          torch.linalg.matrix_rank, torch.linalg.eigvalsh, torch.svd, torch.norm, _T.norm, _T.svd})
 # `real < fake` reaches us as `fake > real`: Python asks the subclass first. Only the strides of the result can tell.
 _COMPARISONS = frozenset(getattr(_T, n) for op in ("eq", "ne", "lt", "le", "gt", "ge") for n in (op, f"__{op}__"))
+_MAY_SHARE_MEMORY = frozenset({torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer})
 # What asks for memory, or for objects that live outside torch's operations.
 _HOST_READS = frozenset({_T.__repr__, _T.__format__, _T.tolist, _T.numpy, _T.__array__, _T.untyped_storage, _T.storage, _T.__dlpack__, _T.share_memory_,
                          _T.pin_memory, _T.__reduce_ex__, _GRAD_FN_GET})
@@ -143,6 +145,7 @@ class FunctionLevel(TorchFunctionMode):
         if not all(id(a) in self.named for a in flat if isinstance(a, _T)):
             self.unnamed = self.unnamed or f"{recorder.comment} at {self._line}"
         modes = current_modes()
+        recorder.makes_constants = func not in _MAY_SHARE_MEMORY or isinstance(args[0], (*PLAIN, list, tuple))
         self._inside += 1
         try:
             out = (self._data_set(*args) if func == _DATA_SET else
@@ -150,7 +153,7 @@ class FunctionLevel(TorchFunctionMode):
             self._record(func, (names, now, spec), out, first, modes)
         finally:
             self._inside -= 1
-            self._line, recorder.comment = None, ""
+            self._line, recorder.comment, recorder.makes_constants = None, "", False
         if func == _GRAD_GET and out is None and self.fakes.real_of(args[0]) is not None:
             self.host_reads.append(("grad", self.fakes.real_of(args[0]), None))
         return self._hand_out(out)

@@ -77,7 +77,7 @@ class StorageKeys:
 
     def tensor_key(self, t: torch.Tensor) -> tuple:
         """What a trace assumes of one tensor."""
-        if t.layout is not torch.strided or type(t) not in _TENSORS:
+        if t.layout is not torch.strided or type(t) not in _TENSORS or t.is_nested:
             return (type(t), t.layout, "eager")
         storage = t.untyped_storage()
         nbytes, address = storage.nbytes(), storage._cdata

@@ -65,6 +65,7 @@ class Recorder(TorchDispatchMode):
         self._roots: dict[int, TensorProxy] = {}               # storage address -> the first proxy seen over it
         self._storages: dict[int, int] = {}                    # storage address -> storage id
         self.comment = ""
+        self.makes_constants = False                           # within a call that copies Python data into a new tensor
         self.half_done = ""                                    # a call that raised and may have written before
 
     # ------------------------------------------------------------ proxies
@@ -157,7 +158,7 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         except NEEDS_DATA:
             raise
-        except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError) as error:
+        except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError, AssertionError) as error:
             scratch, out = run_on_scratch(func, before, spec)
             fakes = tree_leaves((args, kwargs))
             out = tree_map(lambda o: self._fake_like(o, scratch, fakes) if isinstance(o, torch.Tensor) else o, out)
@@ -167,13 +168,12 @@ class Recorder(TorchDispatchMode):
 
     def _take_real_strides(self, func: Any, before: list, spec: Any, out: Any) -> None:
         """Fakes do not reproduce all strides that kernels choose: take them from a real run, on scratch memory."""
-        fresh = [o for o in tree_leaves(out) if isinstance(o, torch.Tensor) and not self.knows(o)
-                 and o.untyped_storage()._cdata not in self._roots]
-        if fresh and not any(isinstance(a, torch.Generator) for a in before):
+        made = [o for o in tree_leaves(out) if isinstance(o, torch.Tensor)]
+        if made and not any(map(self.knows, made)) and not any(isinstance(a, torch.Generator) for a in before):
             real = [t for t in tree_leaves(run_on_scratch(func, before, spec)[1]) if isinstance(t, torch.Tensor)]
-            for o, r in zip(fresh, real):
+            for o, r in zip(made, real):
                 if o.shape == r.shape and o.stride() != r.stride():
-                    o.as_strided_(r.shape, r.stride())
+                    o.as_strided_(r.shape, r.stride(), o.storage_offset())
 
     def _fake_like(self, out: torch.Tensor, scratch: list, fakes: list) -> torch.Tensor:
         """The fake for a result of a real run: the argument that it is, or a new one."""
@@ -231,6 +231,9 @@ class Recorder(TorchDispatchMode):
         return self.new_proxy(o)
 
     def _constant(self, func: Any, value: torch.Tensor) -> torch.Tensor:
+        if not self.makes_constants:
+            raise UnsupportedError("a tensor over memory from outside torch (from_numpy, frombuffer, as_tensor)",
+                                   where=str(self.source()))
         with real_tensors():
             kept = value.detach().clone()
         out = func(value)

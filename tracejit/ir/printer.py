@@ -31,9 +31,10 @@ class Scope:
     taken: dict[int, str] = field(default_factory=dict)
     reserved: frozenset[str] = frozenset()
 
-    def bind(self, value: Any, hint: str) -> str:
+    def bind(self, value: Any, hint: str, plain: bool = False) -> str:
+        """A name for `value`; plain: `hint` itself where it is free."""
         if id(value) not in self.taken:
-            candidates = (f"{hint}_{n}" for n in itertools.count())
+            candidates = itertools.chain([hint] if plain else [], (f"{hint}_{n}" for n in itertools.count()))
             name = next(c for c in candidates if c not in self.names and c not in self.reserved)
             self.names[name], self.taken[id(value)] = value, name
         return self.taken[id(value)]
@@ -44,7 +45,7 @@ def value_text(x: Any, scope: Scope) -> str:
     if isinstance(x, TensorProxy):
         return x.name
     if isinstance(x, TensorConstant):
-        return scope.bind(x.value, "constant")
+        return scope.bind(x.value, "data")
     if type(x) in (list, tuple, torch.Size):
         inner = ", ".join(value_text(e, scope) for e in x)
         text = f"[{inner}]" if type(x) is list else f"({inner}{',' * (len(x) == 1)})"
@@ -75,18 +76,20 @@ def callable_text(fn: Callable, name: str, scope: Scope) -> str:
     if isinstance(fn, torch._ops.OpOverload) and not keyword.iskeyword(fn._overloadname):
         return value_text(fn, scope)
     path = public_path(fn)
-    return path if path else scope.bind(fn, name.replace("::", "_").replace(".", "_"))
+    return path if path else scope.bind(fn, name.replace("::", "_").replace(".", "_"), plain=True)
 
 
 def public_path(fn: Callable) -> str:
     """`torch.nn.functional.gelu` for that very function, "" when there is no such path."""
-    path = resolve_name(fn) or getattr(fn, "__module__", None) == "torch" and f"torch.{fn.__name__}" or ""
-    if not path.startswith("torch."):
-        return ""
+    own = f"torch.{getattr(fn, '__name__', '')}"              # before other names of the same function, as spmm for mm
+    return next((path for path in (own, resolve_name(fn) or "") if path.startswith("torch.") and _leads_to(path, fn)), "")
+
+
+def _leads_to(path: str, fn: Callable) -> bool:
     found: Any = torch
     for part in path.split(".")[1:]:
         found = getattr(found, part, None)
-    return path if found is fn or found == fn else ""
+    return found is fn or found == fn
 
 
 def call_text(b: BoundSymbol, scope: Scope) -> str:

@@ -87,12 +87,14 @@ def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
 def layout_is_ambiguous(tensors: list[TensorProxy]) -> bool:
     """Do kernels and their descriptions without data disagree on the strides of a result?
 
-    They do where a dimension of size 1 has another stride than a contiguous tensor's, and where operands of one shape
-    are laid out differently.
+    They do where a dimension of size 1, or a tensor without elements, has other strides than a contiguous tensor's,
+    and where operands of one shape are laid out differently.
     """
     layouts: dict[tuple[int, ...], tuple[int, ...]] = {}
     for p in tensors:
         if layouts.setdefault(p.shape, p.stride) != p.stride:
+            return True
+        if 0 in p.shape and p.stride != contiguous_stride(p.shape):
             return True
         step = 1
         for n, s in zip(reversed(p.shape), reversed(p.stride)):
@@ -123,6 +125,6 @@ def is_racy(args: list, written: tuple[int, ...]) -> bool:
             return True
         for j, a in enumerate(args):
             if isinstance(a, TensorProxy) and j != i and a.storage == w.storage and overlaps(a.bytes, w.bytes) and (
-                    len(written) > 1 or not a.same_view(w)):
+                    len(written) > 1 or not a.same_view(w) or a.stride != w.stride):
                 return True
     return False
