@@ -69,7 +69,7 @@ def tally(request):
     `opinfo float32: 812 calls, 9 fell back (1.1 %)`.
     """
     def add(suite, **counts):
-        request.node.user_properties.append((TALLY, [suite, {name: int(n) for name, n in counts.items()}]))
+        request.node.user_properties.append((TALLY, [suite, counts]))
     return add
 
 
@@ -107,5 +107,5 @@ def format_tally(suite, counts):
     shown = [f"{total} {whole.replace('_', ' ')}"]
     for name, n in parts:
         share = f" ({100 * n / total:.1f} %)" if total else ""
-        shown.append(f"{n} {name.replace('_', ' ')}{share}")
+        shown.append(f"{n:g} {name.replace('_', ' ')}{share}")
     return f"{suite}: " + ", ".join(shown)

@@ -85,7 +85,7 @@ class CompiledFunction:
             with _capture_lock:
                 entry, tensors = self._compile(inputs, key)
         except UnsupportedError as error:
-            self._eager[key] = error
+            self._eager[key] = UnsupportedError(*error.args)   # without the traceback, which holds the arguments
             return self._run_eagerly(inputs.args, inputs.kwargs, error)
         except _ProgramError as failed:
             error = failed.__cause__

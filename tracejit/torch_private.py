@@ -10,12 +10,11 @@ from typing import Any, Callable
 
 import torch
 from torch._subclasses.fake_tensor import (DataDependentOutputException, DynamicOutputShapeException, FakeTensor,
-                                           FakeTensorMode, UnsupportedFakeTensorException, UnsupportedOperatorException)
+                                           FakeTensorMode, UnsupportedFakeTensorException)
 
 __all__ = ["FakeTensor", "FakeTensorMode", "NEEDS_DATA", "MISSING"]
 
-NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException,
-              UnsupportedOperatorException)
+NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)
 MISSING: list[str] = []
 
 

@@ -75,7 +75,7 @@ class Fakes:
                 raise UnsupportedError("a tensor whose memory layout fake tensors do not reproduce")
             self._of[id(real)], self._back[id(fake)] = (real, fake), real
             self._versions[id(fake)] = 0 if fake.is_inference() else fake._version
-            if real.is_leaf and real.requires_grad and real.grad is not None:
+            if real.is_leaf and real.grad is not None:
                 fake.grad = self._of[id(real.grad)][1] if id(real.grad) in self._of else self.make(real.grad)
         return fake
 

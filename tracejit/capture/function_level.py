@@ -39,9 +39,9 @@ _EFFECTS = frozenset({_T.register_hook, _T.register_post_accumulate_grad_hook, _
                       _T.backward, torch.autograd.backward, torch.autograd.grad, _DATA_SET, _T.grad.__set__,
                       _T.requires_grad.__set__, _T.grad.__delete__})
 # Composite functions that choose their ATen calls by whether a tensor is subclass-like, as fakes are and real tensors
-# are not (`compute_uv` of the SVD): kept whole, so that eager's choice is made at run time.
+# are not (`compute_uv` of the SVD, the range checks of one_hot): kept whole, so that eager's choice is made at run time.
 _KEPT_WHOLE = frozenset({torch.linalg.svdvals, torch.linalg.cond, torch.linalg.norm, torch.linalg.matrix_norm,
-                         torch.linalg.matrix_rank, torch.linalg.eigvalsh, torch.svd, torch.norm, _T.norm, _T.svd})
+                         torch.linalg.matrix_rank, torch.linalg.eigvalsh, torch.svd, torch.norm, _T.norm, _T.svd, torch.nn.functional.one_hot})
 # `real < fake` reaches us as `fake > real`: Python asks the subclass first. Only the strides of the result can tell.
 _COMPARISONS = frozenset(getattr(_T, n) for op in ("eq", "ne", "lt", "le", "gt", "ge") for n in (op, f"__{op}__"))
 _MAY_SHARE_MEMORY = frozenset({torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer})
@@ -101,6 +101,7 @@ class FunctionLevel(TorchFunctionMode):
         self.named: set[int] = set()         # ids of the fakes that a name stands for at this level
         self.unnamed = ""                    # a tensor that no call at this level made, if one was used
         self.host_reads: list[tuple[str, torch.Tensor, Any]] = []     # (what, real tensor, value it had)
+        self.checkpointed = False
         self._inside = 0
         self._line: Optional[SourceLine] = None
 
@@ -245,9 +246,13 @@ class FunctionLevel(TorchFunctionMode):
         return value + fake.storage_offset() * fake.element_size()
 
     def _refuse_saved_tensor_hooks(self) -> None:
-        """They act on what autograd saves, which a replay does not show. Those of checkpoint only spare memory."""
+        """They act on what autograd saves, which a replay does not show. Those of checkpoint run the function again:
+        that only spares memory where it neither writes nor draws."""
         hooks = saved_tensor_hooks()
-        if hooks is not None and hooks[0].__module__ != "torch.utils.checkpoint":
+        if hooks is None:
+            return
+        self.checkpointed = True
+        if hooks[0].__module__ != "torch.utils.checkpoint":
             raise UnsupportedError("saved_tensors_hooks are set inside the function", where=str(self.source()))
 
     def _refuse_fakes_in_callables(self, leaves: list) -> None:
@@ -262,7 +267,7 @@ class FunctionLevel(TorchFunctionMode):
 _local = threading.local()
 _patch_lock = threading.Lock()
 _patched = 0
-_apply, _set = torch.autograd.Function.__dict__["apply"], tensor_set
+_apply, _set, _has = torch.autograd.Function.__dict__["apply"], tensor_set, torch.overrides.has_torch_function
 
 
 def active() -> Optional[FunctionLevel]:
@@ -281,6 +286,13 @@ def _recorded_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
 
 def _recorded_set(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return handle_torch_function(_set, (self,), self, *args, **kwargs) if _recording() else _set(self, *args, **kwargs)
+
+
+def _has_torch_function(args: Any) -> bool:
+    """The mode of a recording makes this true for every tensor; modules ask it whether their fast path may run."""
+    if not _recording():
+        return _has(args)
+    return any(isinstance(a, _T) and not is_fake(a) and type(a) not in (_T, torch.nn.Parameter) for a in args)
 
 
 def _is_function_apply(func: Callable) -> bool:
@@ -302,11 +314,13 @@ def _is_set_to(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 @contextmanager
 def function_level(level: FunctionLevel) -> Iterator[None]:
-    """Run with `level` on. What no mode can override (`Function.apply`, `Tensor.set_`) is wrapped meanwhile."""
+    """Run with `level` on. What no mode can override (`Function.apply`, `Tensor.set_`), or what shows the mode to the
+    program (`has_torch_function`), is wrapped meanwhile."""
     global _patched
     with _patch_lock:
         _patched += 1
         torch.autograd.Function.apply, torch.Tensor.set_ = classmethod(_recorded_apply), _recorded_set
+        torch.overrides.has_torch_function = _has_torch_function
     _local.level = level
     try:
         with level.fakes.mode, level.recorder, level:
@@ -316,5 +330,5 @@ def function_level(level: FunctionLevel) -> Iterator[None]:
         with _patch_lock:
             _patched -= 1
             if not _patched:
-                torch.autograd.Function.apply = _apply
+                torch.autograd.Function.apply, torch.overrides.has_torch_function = _apply, _has
                 del torch.Tensor.set_

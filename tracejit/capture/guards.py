@@ -13,6 +13,7 @@ import torch
 
 from .inputs import CallInputs, StorageKeys
 from .locations import KeyReader
+from .state import TENSOR, contents, is_container
 
 ARGUMENT, STATE, GRAD = "argument", "state", "grad"
 
@@ -36,6 +37,18 @@ class InputSource:
             return self.location.read(call.roots)
         parent = inputs[self.index]
         return parent.grad if isinstance(parent, torch.Tensor) else None
+
+
+def holds_tensors(key: Hashable) -> bool:
+    """Does the key of a location's value stand for a tensor, or a container with one?"""
+    return key is TENSOR or type(key) is tuple and any(map(holds_tensors, key))
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """A tensor, or those in a container, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [t for item in contents(value) for t in tensors_in(item)] if is_container(value) else []
 
 
 def host_value(what: str, tensor: torch.Tensor) -> Any:
@@ -66,6 +79,12 @@ class Guards:
         return not (self.locations or self.host_reads) and all(
             s.kind == ARGUMENT and s.index == i for i, s in enumerate(self.sources))
 
+    @cached_property
+    def other_places(self) -> list:
+        """Places that hold tensors, besides those where inputs are found."""
+        sources = {s.location.ident for s in self.sources if s.location is not None}
+        return [loc for loc in self.locations if loc.ident not in sources and holds_tensors(loc.expected)]
+
     def inputs(self, call: CallInputs) -> Optional[list]:
         """The program inputs of a call, or None when one is no tensor any more."""
         found: list = []
@@ -82,9 +101,11 @@ class Guards:
         if len(inputs) > len(call.tensors):
             storages = StorageKeys()
             values += [storages.tensor_key(t) for t in inputs]
-            first: dict[int, int] = {}
-            values += [first.setdefault(id(t), len(first)) for t in inputs]
             values.append(storages.overlap())
+        if len(inputs) > len(call.tensors) or self.other_places:
+            seen = [*inputs, *(t for place in self.other_places for t in tensors_in(place.read(call.roots)))]
+            first: dict[int, int] = {}                         # which of the places hold one and the same tensor
+            values += [first.setdefault(id(t), len(first)) for t in seen]
         return tuple(values + [host_value(what, inputs[i]) for what, i in self.host_reads])
 
 

@@ -1,10 +1,11 @@
 """Thread-wide state that a compiled entry depends on, and what around a call forbids a capture."""
 from __future__ import annotations
 
-from typing import Hashable
+from typing import Callable, Hashable
 
 import torch
 
+from ..errors import UnsupportedError
 from ..torch_private import MISSING, autocast_is_on, dispatch_modes, function_modes, functorch_level, saved_tensor_hooks
 
 
@@ -16,6 +17,38 @@ def mode_key() -> Hashable:
 
 def _autocast_key() -> Hashable:
     return tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))
+
+
+# Process-wide or thread-wide settings that a program may change and leave changed: (name, read, write).
+_SETTINGS: tuple[tuple[str, Callable, Callable], ...] = (
+    ("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
+    ("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    ("deterministic algorithms", torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    ("anomaly detection", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    ("the number of threads", torch.get_num_threads, torch.set_num_threads),
+    ("matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    ("warn_always", torch.is_warn_always_enabled, torch.set_warn_always),
+    ("cudnn.benchmark", lambda: torch.backends.cudnn.benchmark, lambda on: setattr(torch.backends.cudnn, "benchmark", on)),
+    ("autocast on cpu", lambda: torch.is_autocast_enabled("cpu"), lambda on: torch.set_autocast_enabled("cpu", on)),
+    ("autocast on cuda", lambda: torch.is_autocast_enabled("cuda"), lambda on: torch.set_autocast_enabled("cuda", on)),
+)
+
+
+def global_settings() -> tuple:
+    return tuple(read() for _, read, _ in _SETTINGS)
+
+
+def refuse_changed_settings(before: tuple) -> None:
+    """UnsupportedError when the program left a setting changed: a later call would not change it."""
+    for (name, read, _), value in zip(_SETTINGS, before):
+        if read() != value:
+            raise UnsupportedError(f"the function changes {name} and leaves it changed")
+
+
+def restore_settings(before: tuple) -> None:
+    for (_, read, write), value in zip(_SETTINGS, before):
+        if read() != value:
+            write(value)
 
 
 def capture_is_hindered() -> bool:

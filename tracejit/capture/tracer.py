@@ -25,6 +25,7 @@ from .fakes import NEEDS_DATA, Fakes, is_fake, quiet_logs
 from .function_level import FunctionLevel, function_level, is_user_file
 from .guards import ARGUMENT, GRAD, STATE, Guards, InputSource
 from .inputs import CallInputs, any_overlap
+from .modes import global_settings, refuse_changed_settings, restore_settings
 from .reads import StateReads
 from .recorder import current_modes
 from .structure import PLAIN, Structure, flatten
@@ -56,7 +57,11 @@ class Capture:
 
 def capture(fn: Callable, call: CallInputs, name: str) -> Capture:
     """Record one call. UnsupportedError when the recording cannot be trusted; errors of the program come through."""
-    return _Capture(fn, call, name).run()
+    recording = _Capture(fn, call, name)
+    try:
+        return recording.run()
+    finally:
+        recording.close()
 
 
 class _Capture:
@@ -78,17 +83,24 @@ class _Capture:
         for k, t in enumerate(self.inputs.tensors):
             self.reads.watch_tensor(t, self.arguments[k])
             self.add_input(t)
-        generator = torch.get_rng_state()
+        generator, settings = torch.get_rng_state(), global_settings()
         try:
             with quiet_logs():
                 result = self.record()
             self.check_generator(generator)
+            refuse_changed_settings(settings)
             return self.finish(result)
         finally:
+            restore_settings(settings)
             self.reads.rollback()
             torch.set_rng_state(generator)
             if self.modes.autocast is not None:
                 torch.clear_autocast_cache()                   # it may hold fakes
+
+    def close(self) -> None:
+        """Let go of everything, cycles too: arguments and results are the caller's."""
+        for part in (self.level.recorder, self.level, self):
+            part.__dict__.clear()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -167,6 +179,8 @@ class _Capture:
         for write in self.reads.writes():
             start = len(outputs)
             effects.append(StateEffect(write, self.take(write.value, outputs), start, len(outputs)))
+        if self.level.checkpointed and (effects or any(b.written or b.sym.random for b in self.level.recorder.bound_symbols)):
+            raise UnsupportedError("checkpoint runs a function again in backward that writes or draws random numbers")
         because = self.replay_reason()
         if because and self.level.unnamed:
             raise UnsupportedError(f"{because}: a replay needs every call, and one works on a tensor of unknown origin: {self.level.unnamed}")

@@ -40,7 +40,7 @@ SCHEMAS_THAT_LIE: dict[Any, Callable[[tuple], tuple[int, ...]]] = {
 _RAISES_ON_INDEX = ("index", "gather", "scatter", "take", "embedding", "put", "bincount", "nll_loss", "_assert")
 _RAISES_ON_ZERO = ("floor_divide", "remainder", "fmod", "div", "pow")
 _RAISES_ON_VALUES = ("linalg", "cholesky", "multinomial", "bernoulli", "binomial", "_assert", "masked_scatter", "max_unpool",
-                     "searchsorted", "lu_unpack", "histc", "histogram", "poisson", "normal", "margin_loss", "binary_cross_entropy")
+                     "searchsorted", "lu_unpack", "ldl_solve", "one_hot", "repeat_interleave", "segment_reduce", "uniform", "histc", "histogram", "poisson", "normal", "margin_loss", "binary_cross_entropy")
 
 
 @dataclass(frozen=True)
