@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from typing import Any, Callable, Hashable, Iterator, Optional
+from typing import Any, Callable, Iterator, Optional
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,11 +16,12 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from ..errors import UnsupportedError
 from ..ir import prims
-from ..ir.proxy import TensorConstant, TensorProxy, is_racy, layout_is_ambiguous, proxy_of
+from ..ir.proxy import TensorConstant, TensorProxy, layout_is_ambiguous, proxy_of
 from ..ir.symbol import Symbol, aten_symbol
 from ..ir.trace import BoundSymbol, Modes, SourceLine
 from ..torch_private import is_composite, unseen_by_function_modes
 from .fakes import NEEDS_DATA, Fakes, is_fake, real_tensors
+from .scratch import raise_if_eager_refuses, raise_if_no_kernel, run_on_scratch
 
 aten = torch.ops.aten
 _LIFTS = (aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default)
@@ -243,59 +244,3 @@ class Recorder(TorchDispatchMode):
         out = func(value)
         self._emit(prims.CONSTANT, (TensorConstant(kept),), {}, self.new_proxy(out))
         return out
-
-
-def raise_if_eager_refuses(func: Any, before: list, spec: Any, written: tuple[int, ...]) -> None:
-    """Fakes do not notice overlapping memory: ask the kernel, on scratch memory laid out alike."""
-    if is_racy(before, written):
-        run_on_scratch(func, before, spec)
-
-
-def run_on_scratch(func: Any, before: list, spec: Any, tiny: bool = False) -> tuple[list, Any]:
-    """Run an op on zeros laid out like its arguments, for the errors that its real kernel raises: (arguments, result).
-
-    tiny: on one element each, to learn which dtypes it takes.
-    """
-    ends: dict[int, int] = {}
-    for p in before:
-        if isinstance(p, TensorProxy):
-            ends[p.storage] = max(ends.get(p.storage, 0), p.bytes.end)
-    with real_tensors():
-        raw = {} if tiny else {s: torch.zeros(end + 16, dtype=torch.uint8) for s, end in ends.items()}
-
-        def scratch(p: Any) -> Any:
-            if not isinstance(p, TensorProxy):
-                return p
-            if tiny:
-                return torch.zeros([min(n, 1) for n in p.shape], dtype=p.dtype)
-            return prims.region_view(raw[p.storage], list(p.shape), list(p.stride), p.offset, p.dtype, p.conj, p.neg)
-        flat = [scratch(p) for p in before]
-        args, kwargs = tree_unflatten(flat, spec)
-        if torch.Tag.nondeterministic_seeded not in func.tags:
-            return flat, func(*args, **kwargs)
-        generator = torch.get_rng_state()
-        try:
-            return flat, func(*args, **kwargs)
-        finally:
-            torch.set_rng_state(generator)
-
-
-_taken: set[Hashable] = set()        # signatures that the real kernels are known to take
-
-
-def raise_if_no_kernel(sym: Symbol, before: list, spec: Any) -> None:
-    """Fakes take dtypes that the real kernel refuses: ask it once for each op and dtypes."""
-    if sym.random or sym.opaque or any(isinstance(a, (torch.Generator, torch.UntypedStorage)) for a in before):
-        return
-    key = (sym.overload, tuple((a.dtype, len(a.shape)) if isinstance(a, TensorProxy) else type(a) for a in before))
-    if key in _taken:
-        return
-    try:
-        run_on_scratch(sym.fn, before, spec, tiny=True)
-    except NotImplementedError:
-        raise                                                  # no kernel for these dtypes, whatever the sizes
-    except (RuntimeError, ValueError, TypeError, IndexError):
-        dislikes_zeros = sym.may_raise([torch.int64])
-        if not dislikes_zeros and (sym.pointwise or sym.packet.startswith("_foreach")):    # others dislike the sizes
-            run_on_scratch(sym.fn, before, spec)
-    _taken.add(key)

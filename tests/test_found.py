@@ -1,0 +1,175 @@
+"""Programs that were once wrong here, each kept with the promise that it broke."""
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import tracejit
+
+from cases.compare import call_problems, run
+from cases.parity import assert_parity
+
+
+def jit(fn):
+    return tracejit.jit(fn, fallback="error")
+
+
+def ones():
+    return torch.ones(2)
+
+
+def test_two_places_with_one_tensor_may_part():
+    a, b = [ones()], [None]
+    b[0] = a[0]
+    f = jit(lambda x: x * a[0] + b[0])
+    f(ones())
+    b[0] = torch.full((2,), 5.0)
+    assert f(ones()).tolist() == [6, 6]
+
+
+def test_tied_weights_may_part():
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    net[1].weight = net[0].weight
+    f = jit(lambda x: net(x).detach())
+    f(ones())
+    net[1].weight = nn.Parameter(torch.zeros(2, 2))
+    assert torch.equal(f(ones()), net(ones()))
+
+
+def test_an_argument_that_is_also_an_attribute_may_be_another_one():
+    holder = nn.Module()
+    holder.a = ones()
+    f = jit(lambda x: x.add_(1) + holder.a)
+    f(holder.a)
+    assert f(ones()).tolist() == (ones() + 1 + holder.a).tolist()
+
+
+@pytest.mark.parametrize("change", [
+    lambda: torch.set_grad_enabled(False), lambda: torch.set_default_dtype(torch.float64),
+    lambda: torch.use_deterministic_algorithms(True), lambda: torch.set_float32_matmul_precision("high")],
+    ids=["grad", "dtype", "deterministic", "matmul precision"])
+def test_settings_left_changed_are_not_captured_and_are_put_back(change):
+    before = (torch.is_grad_enabled(), torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(),
+              torch.get_float32_matmul_precision())
+
+    def program(x):
+        change()
+        return x * 2
+
+    with pytest.raises(tracejit.UnsupportedError, match="leaves it changed"):
+        jit(program)(ones())
+    assert before == (torch.is_grad_enabled(), torch.get_default_dtype(),
+                      torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision())
+
+
+def test_checkpoint_of_a_function_that_writes_is_not_captured():
+    body = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    with pytest.raises(tracejit.UnsupportedError, match="checkpoint"):
+        jit(lambda x: checkpoint(body, x, use_reentrant=False))(torch.ones(3, 4))
+
+
+@pytest.mark.parametrize("make", [
+    lambda: (nn.MultiheadAttention(8, 2, batch_first=True).eval(), 3),
+    lambda: (nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).eval(), 1)],
+    ids=["attention", "encoder"])
+def test_modules_take_the_fast_path_that_eager_takes(make):
+    module, arguments = make()
+    x = torch.randn(2, 5, 8)
+    with torch.no_grad():
+        call = ((x,) * arguments, {})
+        assert not call_problems(call, run(module, *call), call, run(jit(module), *call))
+
+
+def test_modules_under_inference_mode():
+    linear = nn.Linear(2, 2)
+    with torch.inference_mode():
+        assert torch.equal(jit(linear)(ones()), linear(ones()))
+
+
+def test_one_hot_checks_its_range_at_every_call():
+    f = jit(lambda i: nn.functional.one_hot(i, 4))
+    assert f(torch.tensor([1])).tolist() == [[0, 1, 0, 0]]
+    with pytest.raises(RuntimeError, match="Class values"):
+        f(torch.tensor([9]))
+
+
+def test_memory_shared_with_numpy_is_no_constant():
+    array = np.zeros(2, np.float32)
+
+    def program(x):
+        return torch.from_numpy(array).add_(x)
+
+    with pytest.raises(tracejit.UnsupportedError, match="memory from outside torch"):
+        jit(program)(ones())
+    assert array.tolist() == [0, 0]
+
+
+def test_data_of_python_is_a_constant_through_as_tensor():
+    assert_parity(lambda x: x + torch.as_tensor([1.0, 2.0]), lambda: [ones()])
+
+
+def test_nested_tensors_run_eagerly():
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    with pytest.warns(tracejit.FallbackWarning):
+        assert tracejit.jit(lambda t: t * 2)(nested).is_nested
+
+
+def test_what_the_user_dropped_is_freed():
+    def once():
+        module, x = nn.Linear(2, 2), torch.ones(1, 2)
+        f = jit(lambda x, module=module: module(x).detach())
+        f(x)
+        return weakref.ref(module), weakref.ref(x)
+
+    module, x = once()
+    gc.collect()
+    assert module() is None and x() is None
+
+
+def test_a_call_that_fell_back_does_not_hold_its_arguments():
+    f = tracejit.jit(lambda x: x * x.sum().item(), fallback="silent")
+    x = torch.ones(3)
+    f(x)
+    held = weakref.ref(x)
+    del x
+    gc.collect()
+    assert held() is None
+
+
+def test_a_dead_store_reads_before_it_writes():
+    def program(a):
+        a.div_(2)
+        a.copy_(a.t())
+
+    assert_parity(program, lambda: [torch.arange(32.0).as_strided((5, 5), (6, 1), 2)])
+
+
+def test_views_of_a_clone_keep_their_absolute_offsets():
+    def program(d):
+        d.set_(d.clone())
+        d.add_(d.flip(0))
+
+    assert_parity(program, lambda: [torch.arange(224).as_strided((2, 3, 4), (12, 4, 1), 32)])
+
+
+def test_metadata_moved_before_an_error_stays_moved():
+    def program(a, i):
+        a.transpose_(0, 1)
+        a.index_copy_(0, i, a[i].flip(0))
+
+    assert_parity(program, lambda: [torch.ones(3, 4), torch.tensor([7])], raises="IndexError")
+
+
+def test_a_caught_value_error_is_no_straight_line():
+    def program(x, i):
+        try:
+            return x[i]
+        except IndexError:
+            return x
+
+    with pytest.raises(tracejit.UnsupportedError, match="try that catches"):
+        jit(program)(torch.ones(3), torch.tensor([1]))
