@@ -15,11 +15,8 @@ adversarial.register()
 HOST_READS = {
     "ms-batchnorm-cumulative": "momentum=None divides by float(num_batches_tracked)",
     "adv-branch_on_value": "branches on x.sum() > 3",
-    "adv-item_constant": "multiplies by the .item() of a tensor",
     "adv-numpy_escape": "computes in numpy",
     "adv-python_list": "returns .tolist() and float(v) of tensors",
-    "adv-storage_resize": "takes a storage in hand and resizes it",
-    "adv-data_ptr": "compares addresses of computed views on the host",
 }
 
 

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode, handle_torch_function, resolve_na
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ..errors import UnsupportedError
+from ..ir import prims
 from ..ir.proxy import layout_is_ambiguous
 from ..ir.symbol import Symbol
 from ..ir.trace import BoundSymbol, SourceLine
@@ -46,7 +47,7 @@ _KEPT_WHOLE = frozenset({torch.linalg.svdvals, torch.linalg.cond, torch.linalg.n
 _COMPARISONS = frozenset(getattr(_T, n) for op in ("eq", "ne", "lt", "le", "gt", "ge") for n in (op, f"__{op}__"))
 _MAY_SHARE_MEMORY = frozenset({torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer})
 # What asks for memory, or for objects that live outside torch's operations.
-_HOST_READS = frozenset({_T.__repr__, _T.__format__, _T.tolist, _T.numpy, _T.__array__, _T.untyped_storage, _T.storage, _T.__dlpack__, _T.share_memory_,
+_HOST_READS = frozenset({_T.__repr__, _T.__format__, _T.tolist, _T.numpy, _T.__array__, _T.storage, _T.__dlpack__, _T.share_memory_,
                          _T.pin_memory, _T.__reduce_ex__, _GRAD_FN_GET})
 
 
@@ -125,6 +126,8 @@ class FunctionLevel(TorchFunctionMode):
             return self._host_value(func, args[0])
         if func is _T.__hash__:
             return id(args[0])                                 # dictionaries keyed by tensors are keyed by the real ones
+        if func is _T.untyped_storage:
+            return RecordedStorage(self, self._fake(args[0]))
         if func is _T.is_set_to:
             return _is_set_to(self._fake(args[0]), self._fake(args[1]))
         return self.call(func, args, kwargs, calls_back=_is_function_apply(func))
@@ -228,6 +231,14 @@ class FunctionLevel(TorchFunctionMode):
             return None
         raise UnsupportedError(f"{what} needs real memory or leaves torch's operations", where=str(user_line()))
 
+    def resize_storage(self, fake: torch.Tensor, nbytes: int) -> None:
+        """No ATen call: the program is replayed."""
+        self.needs_replay = self.needs_replay or "a storage is resized"
+        with unseen_by_function_modes():
+            args = (self.recorder.object_proxy(fake), nbytes)
+            prims.resize_storage(fake, nbytes)
+            self.calls.append(BoundSymbol(prims.RESIZE_STORAGE, args, {}, None, user_line(), modes=current_modes()))
+
     def _host_value(self, func: Callable, tensor: torch.Tensor) -> int:
         """`_version` and `data_ptr` of an argument: the value now, under a guard."""
         fake, what = self._fake(tensor), "data_ptr" if func is _T.data_ptr else "version"
@@ -262,6 +273,26 @@ class FunctionLevel(TorchFunctionMode):
                 getattr(f, "args", ())) if callable(f) else []
             if any(is_fake(x) for x in tree_leaves(held)):
                 raise UnsupportedError("a hook or callback holds a tensor of this call", where=str(self.source()))
+
+
+class RecordedStorage:
+    """What `untyped_storage()` gives in a recording: its size can be asked and changed, its memory is not there."""
+
+    def __init__(self, level: FunctionLevel, fake: torch.Tensor) -> None:
+        self._level, self._of = level, fake
+
+    def nbytes(self) -> int:
+        with unseen_by_function_modes():
+            return self._of.untyped_storage().nbytes()
+
+    size = __len__ = nbytes
+
+    def resize_(self, nbytes: int) -> "RecordedStorage":
+        self._level.resize_storage(self._of, nbytes)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        raise UnsupportedError(f"untyped_storage().{name} needs real memory", where=str(user_line()))
 
 
 _local = threading.local()

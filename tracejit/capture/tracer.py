@@ -22,7 +22,7 @@ from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol, Trace
 from ..torch_private import unseen_by_function_modes
 from .fakes import NEEDS_DATA, Fakes, is_fake, quiet_logs
-from .function_level import FunctionLevel, function_level, is_user_file
+from .function_level import FunctionLevel, RecordedStorage, function_level, is_user_file
 from .guards import ARGUMENT, GRAD, STATE, Guards, InputSource
 from .inputs import CallInputs, any_overlap
 from .modes import global_settings, refuse_changed_settings, restore_settings
@@ -208,7 +208,8 @@ class _Capture:
         return structure
 
     def made_here(self, x: Any) -> bool:
-        return (hasattr(x, "__dict__") and not isinstance(x, (*_BY_REFERENCE, torch.nn.Module, torch.Generator))
+        apart = (*_BY_REFERENCE, torch.nn.Module, torch.Generator, RecordedStorage)
+        return (hasattr(x, "__dict__") and not isinstance(x, apart)
                 and not self.reads.knows(x))
 
     def guards(self) -> Guards:

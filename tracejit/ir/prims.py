@@ -61,6 +61,11 @@ def grow_storage(t: torch.Tensor, nbytes: int) -> None:
         t.untyped_storage().resize_(nbytes)
 
 
+def resize_storage(t: torch.Tensor, nbytes: int) -> None:
+    """`t.untyped_storage().resize_(nbytes)`"""
+    t.untyped_storage().resize_(nbytes)
+
+
 def set_metadata(t: torch.Tensor, size: list[int], stride: list[int], offset: int) -> None:
     """Give the caller's tensor this size, stride and offset."""
     t.as_strided_(size, stride, offset)
@@ -78,5 +83,6 @@ WRITE_REGION = Symbol("write_region", write_region)
 REGION_VIEW = Symbol("region_view", region_view)
 ON_COPY = Symbol("on_copy", on_copy)
 GROW_STORAGE = Symbol("grow_storage", grow_storage, writes_to=(0,), opaque=True)
+RESIZE_STORAGE = Symbol("resize_storage", resize_storage, writes_to=(0,), opaque=True)
 SET_METADATA = Symbol("set_metadata", set_metadata, writes_to=(0,), opaque=True)
 SET_TENSOR = Symbol("set_tensor", set_tensor, writes_to=(0,), opaque=True)
