@@ -315,3 +315,21 @@ def test_choosing_runs_nothing_and_leaves_no_mode_behind():
     assert (
         torch._C._len_torch_dispatch_stack() == 0 and (x + 1).device.type == "cpu" and torch.is_grad_enabled()
     )
+
+
+# ------------------------------------------------------------------ options
+
+def test_options_make_the_executor_anew():
+    x = torch.randn(64)
+    one = tracejit.jit(lambda x: x.exp(), executors=["cpu"], fallback="error",
+                       executor_options={"cpu": {"allow_single_op_fusion": True}})
+    none = tracejit.jit(lambda x: x.exp(), executors=["cpu"], fallback="error")
+    assert torch.allclose(one(x), x.exp()) and torch.equal(none(x), x.exp())
+    assert (len(one.last_traces[-1].regions), len(none.last_traces[-1].regions)) == (1, 0)
+
+
+@pytest.mark.parametrize("options, message", [
+    ({"cpu": {"speed": 3}}, "executor 'cpu': .*speed"), ({"gpu": {}}, "executor_options names 'gpu'")])
+def test_wrong_executor_options_say_so(options, message):
+    with pytest.raises(tracejit.TraceError, match=message):
+        tracejit.jit(lambda x: x + 1, executors=["cpu"], executor_options=options)(torch.ones(3))

@@ -217,6 +217,7 @@ def jit(fn: Optional[Callable] = None, **options: Any) -> Any:
         fn: a function, method, `functools.partial`, callable object or `nn.Module`. Without it, `jit(**options)` is a
             decorator.
         executors: names or `Executor` objects, asked in order; the torch fallback is always last.
+        executor_options: arguments of executors, by name, such as `{"cpu": {"allow_single_op_fusion": True}}`.
         disable_inplace_copy_check: skip the proof that memory accesses keep their order.
         fallback: "warn" (a call that cannot be captured runs eagerly, with one warning per cause), "silent", or
             "error" (it raises `UnsupportedError`).

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Mapping, Optional
 
 FALLBACKS = ("warn", "error", "silent")
 NUMERICS = ("eager", "fast")
@@ -14,6 +14,7 @@ class Options:
     """What a user can choose. Unknown names and values are errors, never ignored.
 
     executors: names or `Executor` objects, asked in this order; the torch fallback is always last.
+    executor_options: arguments of executors, by name: `{"cpu": {"allow_single_op_fusion": True}}`.
     disable_inplace_copy_check: skip the proof that the final trace keeps the order of memory accesses.
     fallback: what happens when a call cannot be captured: "warn" (eager, one warning per cause), "silent", "error".
     numerics: "eager" (the same bits wherever eager's are defined) or "fast".
@@ -22,6 +23,7 @@ class Options:
     """
 
     executors: Optional[tuple] = None
+    executor_options: Optional[Mapping[str, Mapping[str, Any]]] = None
     disable_inplace_copy_check: bool = False
     fallback: str = "warn"
     numerics: str = "eager"
@@ -44,6 +46,8 @@ def make_options(given: dict[str, Any]) -> Options:
         value = getattr(options, name)
         if value not in allowed:
             raise TypeError(f"tracejit.jit() option {name}={value!r}: expected one of {', '.join(map(repr, allowed))}")
+    if not isinstance(options.executor_options or {}, Mapping):
+        raise TypeError("tracejit.jit() option executor_options: expected a mapping from an executor's name to its options")
     if not isinstance(options.transforms, tuple) or not all(map(callable, options.transforms)):
         raise TypeError("tracejit.jit() option transforms: expected a sequence of functions Trace -> Trace")
     return options

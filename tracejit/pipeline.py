@@ -31,7 +31,7 @@ def lower(capture: Capture, options: Options) -> list[Trace]:
     """
     if capture.replay_because:
         return [checked(capture.calls)]
-    executors = resolve(options.executors, TORCH)
+    executors = resolve(options.executors, TORCH, options.executor_options)
     traces = [capture.calls, checked(capture.ops)]
     fusing = any(map(fuses, executors))
     before, after, placing = fusing_stages(executors) if fusing else ((), (), claiming_stages(executors))

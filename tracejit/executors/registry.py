@@ -1,7 +1,7 @@
 """Executors: who runs the calls of a trace. They are asked in order; the torch fallback is always last."""
 from __future__ import annotations
 
-from typing import Iterable, Optional, Union
+from typing import Any, Iterable, Mapping, Optional, Union
 
 from ..errors import TraceError
 from ..ir.trace import BoundSymbol
@@ -72,8 +72,12 @@ def default_executors() -> tuple[Executor, ...]:
     return tuple(_registered[n] for n in _defaults)
 
 
-def resolve(chosen: Optional[Iterable[Union[str, Executor]]], last: Executor) -> tuple[Executor, ...]:
-    """The executors of one `jit`, `last` (the torch fallback) at the end."""
+def resolve(chosen: Optional[Iterable[Union[str, Executor]]], last: Executor,
+            options: Optional[Mapping[str, Mapping[str, Any]]] = None) -> tuple[Executor, ...]:
+    """The executors of one `jit`, `last` (the torch fallback) at the end; one with options is made anew with them.
+
+    TraceError for what is no executor, and for options of one that is not asked or does not have them.
+    """
     if chosen is None:
         found = default_executors()
     else:
@@ -81,4 +85,16 @@ def resolve(chosen: Optional[Iterable[Union[str, Executor]]], last: Executor) ->
     for e in found:
         if not isinstance(e, Executor):
             raise TraceError(f"{e!r} is not an Executor: pass a registered name or an instance of tracejit.Executor")
+    options = options or {}
+    unknown = set(options) - {e.name for e in found}
+    if unknown:
+        raise TraceError(f"executor_options names {min(unknown)!r}, which is not among the executors asked")
+    found = tuple(_with_options(e, options[e.name]) if e.name in options else e for e in found)
     return (*(e for e in found if e is not last), last)
+
+
+def _with_options(executor: Executor, options: Mapping[str, Any]) -> Executor:
+    try:
+        return type(executor)(**options)
+    except TypeError as error:
+        raise TraceError(f"executor {executor.name!r}: {error}") from None
