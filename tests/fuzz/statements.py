@@ -286,6 +286,8 @@ def _number(scope: Scope, subject: str) -> str:
 
 def _mask(scope: Scope, subject: str) -> str:
     of = scope.value(subject)
+    if not of.dim():                                      # `x[mask]` of one element asks for its value
+        raise DoesNotFit
     masks = [n for n in scope.tensors if scope.value(n).dtype == torch.bool]
     names = [n for n in masks if scope.value(n).shape == of.shape]
     if names and scope.tape.chance(60):

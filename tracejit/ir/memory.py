@@ -25,6 +25,8 @@ class ByteRegion:
 
     @cached_property
     def end(self) -> int:
+        if not self.numel:
+            return self.offset
         return self.offset + sum((n - 1) * s for n, s in zip(self.size, self.stride)) + self.itemsize
 
     @cached_property

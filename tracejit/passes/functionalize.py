@@ -243,7 +243,7 @@ class _Functionalizer:
         s = self.stores.get(new.storage)
         if s is None:
             raise UnsupportedError("set_ to a storage from outside", where=self.where())
-        if b.sym.packet.startswith("resize") and new.bytes.end > self.extent(new.storage):
+        if b.sym.packet.startswith("resize") and new.numel and new.bytes.end > self.extent(new.storage):
             self.to_memory(s)
             self.builder.bind(prims.GROW_STORAGE, (self.at_rest(s.root), new.bytes.end), {}, None)
 
@@ -274,11 +274,12 @@ class _Functionalizer:
                      for o in self.trace.output)
 
     def share(self, results: list[TensorProxy]) -> None:
-        """Results over one storage must share memory: make its base real, once."""
+        """Results over one storage must share memory, and so must the elements of an expanded one: make its base real."""
         homes = [p.storage for p in results]
+        expanded = {p.storage for p in results if p.bytes.overlaps_itself}
         for storage in dict.fromkeys(homes):
             s = self.stores[storage]
-            if not s.visible and homes.count(storage) > 1:
+            if not s.visible and (homes.count(storage) > 1 or storage in expanded):
                 self.flush(s)
                 s.base = self.views.restride(s.base, s.root)
 
