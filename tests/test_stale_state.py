@@ -1,6 +1,8 @@
 """Modules may change between calls, and functions may write state: each call is eager's."""
 import functools
+import gc
 import types
+import weakref
 
 import pytest
 import torch
@@ -268,3 +270,146 @@ def test_plain_object_state():
         return x / state.count
 
     check_stateful(program, lambda: types.SimpleNamespace(count=0, sum=torch.zeros(())), lambda s: (s.count, s.sum))
+
+
+def appending(x, made=[]):
+    made.append(x)
+    return x * len(made)
+
+
+def filling(x, *, made={}):
+    made[len(made)] = x
+    return x * len(made)
+
+
+def reading(x, options={"gain": 2}):
+    return x * options["gain"]
+
+
+@pytest.mark.parametrize("fn, default", [
+    (appending, lambda f: f.__defaults__[0]), (filling, lambda f: f.__kwdefaults__["made"])])
+def test_mutable_default_of_the_function_itself(fn, default):
+    jfn = tracejit.jit(fn, fallback="error")
+    for step in range(1, 4):
+        assert torch.equal(jfn(x3()), x3() * step)
+        assert len(default(fn)) == step
+    given = default(fn).copy()
+    assert torch.equal(jfn(x3(), made=given), x3() * 4)
+    assert len(given) == 4 and len(default(fn)) == 3
+
+
+def test_mutable_default_that_is_read():
+    jfn = tracejit.jit(reading, fallback="error")
+    for gain in (2, 3, 2):
+        reading.__defaults__[0]["gain"] = gain
+        assert torch.equal(jfn(x3()), x3() * gain)
+    assert jfn.cache_info().hits == 1
+
+
+# ------------------------------------------------------------------ state that torch keeps in Python
+
+def test_gradient_scaler():
+    def make():
+        return torch.amp.GradScaler("cpu", init_scale=2.0)
+
+    mine, theirs = make(), make()
+    jfn = tracejit.jit(lambda x: theirs.scale(x), fallback="error")
+    for change in (lambda s: None, lambda s: None, lambda s: s._scale.fill_(4.0), lambda s: s.update(8.0)):
+        assert torch.equal(jfn(x3()), mine.scale(x3()))
+        change(mine), change(theirs)
+    assert torch.equal(jfn(x3()), mine.scale(x3()))
+    assert jfn.cache_info().hits >= 2
+
+
+def test_gradient_scaler_is_put_back_after_a_failed_capture():
+    p = nn.Parameter(torch.ones(2))
+    optimizer, scaler = torch.optim.SGD([p], lr=0.5), torch.amp.GradScaler("cpu", init_scale=2.0)
+    scaler.scale(p.sum()).backward()
+
+    def step(x):
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)                  # asks for the value of found_inf
+        return x
+
+    tracejit.jit(step, fallback="silent")(x3())
+    assert torch.equal(p, torch.full((2,), 0.5)) and torch.equal(p.grad, torch.ones(2))
+
+
+def test_autocast_and_grad_mode_objects():
+    autocast, grad = torch.autocast("cpu", dtype=torch.bfloat16), torch.set_grad_enabled(True)
+    weight = torch.ones(3, 3, requires_grad=True)
+
+    def program(x):
+        with autocast, grad:
+            return x @ weight
+
+    jfn = tracejit.jit(program, fallback="error")
+    for enabled, mode in ((True, True), (False, True), (True, False), (True, True)):
+        autocast._enabled, grad.mode = enabled, mode
+        want, got = program(x3()), jfn(x3())
+        assert want.dtype == got.dtype and want.requires_grad == got.requires_grad
+    assert jfn.cache_info().hits == 1
+
+
+def test_sobol_engine():
+    mine, theirs = (torch.quasirandom.SobolEngine(2) for _ in range(2))
+    jfn = tracejit.jit(lambda x: x[:2] * theirs.draw(1), fallback="silent")
+    for _ in range(3):
+        assert torch.equal(jfn(x3()), x3()[:2] * mine.draw(1))
+    assert theirs.num_generated == 3
+
+
+class Scripted(nn.Module):
+    gain: int
+
+    def __init__(self):
+        super().__init__()
+        self.gain = 2
+
+    def forward(self, x):
+        return x * self.gain
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_torchscript_modules_are_refused():
+    net = torch.jit.script(Scripted())
+    for fn in (net, lambda x: net(x), lambda x: net.forward(x)):
+        with pytest.raises(tracejit.UnsupportedError, match="TorchScript"):
+            tracejit.jit(fn, fallback="error")(x3())
+
+
+# ------------------------------------------------------------------ what an entry keeps alive
+
+def test_what_closures_hold_is_freed_with_the_function():
+    def call():
+        net, options = new_linear(), types.SimpleNamespace()
+        options.net, parts = net, [net]
+
+        def helper(x):
+            return x * options.net.bias + parts[0].bias
+        jfn = tracejit.jit(lambda x: helper(x) * net.bias, fallback="error")
+        for _ in range(4):
+            jfn(x3())
+        assert jfn.cache_info().hits == 3
+        return weakref.ref(net)
+    seen = [call() for _ in range(3)]
+    gc.collect()
+    assert [ref() for ref in seen] == [None] * 3
+
+
+def test_classes_are_freed_with_the_function():
+    def call():
+        class Layer:
+            __slots__ = ("gain",)
+
+            def __call__(self, x):
+                return x * self.gain
+        layer = Layer()
+        layer.gain = 2
+        jfn = tracejit.jit(lambda x: layer(x), fallback="error")
+        for _ in range(4):
+            assert torch.equal(jfn(x3()), x3() * 2)
+        return weakref.ref(Layer)
+    seen = call()
+    gc.collect()
+    assert seen() is None

@@ -1,17 +1,20 @@
 """State outside a call's arguments: a change of anything a function can read must be seen, and writes must replay."""
 from __future__ import annotations
 
+import argparse
 import collections
 import contextlib
 import contextvars
 import copy
 import dataclasses
 import functools
+import gc
 import math
 import operator
 import os
 import random
 import sys
+import threading
 import time
 import types
 import weakref
@@ -37,6 +40,15 @@ class Empty:
 
 class Slotted:
     __slots__ = ("v",)
+
+
+@dataclasses.dataclass(slots=True)
+class SlottedOptions:
+    n: int = 2
+
+
+class Key:
+    pass
 
 
 class Scale:
@@ -145,7 +157,14 @@ class World:
             VAR=contextvars.ContextVar("VAR"), NT=collections.namedtuple("NT", "a b")(1, Bag(n=2)),
             dd=collections.defaultdict(int, a=1), table={"f": lambda x: x * 2}, empty=Empty(), W=torch.ones(2),
             KEYS=("n", "sub"), chain=collections.ChainMap({"a": 1}, {"b": 2}), FROZEN=types.MappingProxyType({"a": 1}),
-            B=bytearray(b"ab"), Scale=Scale, Derived=Derived, Base=Base)
+            B=bytearray(b"ab"), Scale=Scale, Derived=Derived, Base=Base, ns=types.SimpleNamespace(n=2),
+            args=argparse.Namespace(n=2), local=threading.local(), slotted=SlottedOptions(), key=Key(),
+            weak_keys=weakref.WeakKeyDictionary(), weak_values=weakref.WeakValueDictionary(),
+            weak_set=weakref.WeakSet(), scaler=torch.amp.GradScaler("cpu"))
+        m.local.n = m.local.sub = 2
+        m.weak_keys[m.key] = 2
+        m.weak_values["cfg"] = m.cfg
+        m.weak_set.add(m.key)
         m.sl.v = 3
         m.VAR.set(Bag(n=2))
         m.ref = weakref.ref(m.cfg)
@@ -314,6 +333,21 @@ def f_nested_default(x):
     return inner(x)
 def f_global_tensor_attribute(x): return x * W.tag
 W.tag = 3
+def f_namespace(x): return x * ns.n
+def f_namespace_absent(x): return x * 2 if hasattr(ns, 'later') else x
+def f_namespace_try(x):
+    try: return x * args.later
+    except AttributeError: return x
+def f_local(x): return x * local.n
+def f_local_absent(x): return x * getattr(local, 'later', 1)
+def f_weak_keys(x): return x * weak_keys[key]
+def f_weak_keys_get(x): return x * weak_keys.get(key, 1)
+def f_weak_values(x): return x * weak_values['cfg'].n
+def f_weak_loop(x): return x * sum(o.n for o in weak_values.values())
+def f_weak_set(x): return x * len(weak_set)
+def f_isinstance(x): return x if isinstance(layer, Derived) else x * 2
+def f_slotted(x): return x * dataclasses.asdict(slotted)['n']
+def f_scaler(x): return x * scaler.get_growth_factor()
 '''
 
 
@@ -405,6 +439,25 @@ CHANGES = [
     ("f_format", assign(cfg, "n", 11)), ("f_no_grad", assign(cfg, "n", 9)), ("f_no_grad_decorated", assign(cfg, "n", 9)),
     ("f_nested_default", assign(sub, "n", 9)), ("f_global_tensor_attribute", lambda w: setattr(w.module.W, "tag", 4)),
     ("f_call", assign(cfg, "n", 2.0)), ("f_call", assign(cfg, "n", True)),
+    ("f_namespace", rebind("ns", types.SimpleNamespace(n=3))), ("f_namespace", lambda w: setattr(w.module.ns, "n", 3)),
+    ("f_namespace_absent", lambda w: setattr(w.module.ns, "later", 3)),
+    ("f_namespace_try", lambda w: setattr(w.module.args, "later", 3)),
+    ("f_local", lambda w: setattr(w.module.local, "n", 3)), ("f_local", lambda w: delattr(w.module.local, "n")),
+    ("f_local_absent", lambda w: setattr(w.module.local, "later", 3)),
+    ("f_weak_keys", lambda w: w.module.weak_keys.__setitem__(w.module.key, 3)),
+    ("f_weak_keys", lambda w: w.module.weak_keys.clear()), ("f_weak_keys_get", lambda w: w.module.weak_keys.clear()),
+    ("f_weak_values", lambda w: w.module.weak_values.__setitem__("cfg", w.module.cfg.sub)),
+    ("f_weak_values", assign(cfg, "n", 9)), ("f_weak_loop", assign(cfg, "n", 9)),
+    ("f_weak_loop", lambda w: w.module.weak_values.__setitem__("more", w.module.cfg.sub)),
+    ("f_weak_set", lambda w: w.module.weak_set.add(w.module.cfg)),
+    ("f_obj", lambda w: setattr(w.module.layer, "__class__", Operators)),
+    ("f_net", lambda w: setattr(w.module.net.lin, "__class__", torch.nn.Bilinear)),
+    ("f_dunder_len", lambda w: setattr(w.module.ops, "__class__", Bag)),
+    ("f_isinstance", lambda w: setattr(w.module.layer, "__class__", Derived)),
+    ("f_call", lambda w: setattr(w.module.get, "__code__", (lambda: None).__code__)),
+    ("f_call", lambda w: setattr(w.module.f_call, "__code__", (lambda x: x).__code__)),
+    ("f_slotted", lambda w: setattr(w.module.slotted, "n", 3)),
+    ("f_scaler", lambda w: w.module.scaler.set_growth_factor(3.0)),
 ]
 CLASSES = (Scale, Base, Derived, Net, Operators, Empty)
 
@@ -468,7 +521,8 @@ def test_what_is_not_read_is_not_guarded(world):
     world.module.LST.append(9)
     world.module.cfg.sub.n = 100
     assert reader() == token
-    assert {l.path for l in reads.locations} == {"global get", "global cfg", "global cfg.n"}
+    assert {l.path for l in reads.locations} == {
+        "global get", "global cfg", "global cfg.n", "class of global cfg", "code of f_call", "code of get"}
 
 
 def test_equal_contents_in_a_new_container_are_no_change(world):
@@ -521,10 +575,57 @@ def test_nothing_of_the_user_is_kept_alive():
     assert [reader() for _ in range(4)] == [0] * 4 or reads.rollback() is None
     seen = weakref.ref(m)
     del reads, m, fn, writes
-    import gc
     gc.collect()
     assert seen() is None
     assert reader() is None
+
+
+@pytest.mark.parametrize("make", [Slotted, types.SimpleNamespace])
+def test_objects_that_take_no_weak_reference_are_not_kept_alive(make):
+    holder = Bag(inner=make())
+    holder.inner.v = Net()
+
+    def fn(x):
+        return x * holder.inner.v.k
+    reads, _ = watch(fn, X)
+    reads.rollback()
+    reader = KeyReader(reads.locations)
+    token = reader.register()
+    assert [reader() for _ in range(4)] == [token] * 4
+    seen, net, holder.inner = weakref.ref(holder.inner.v), holder.inner.v, make()
+    holder.inner.v = net
+    assert reader() is None          # another object, though it holds the same
+    del reads, net
+    holder.inner.v = Net()
+    gc.collect()
+    assert seen() is None
+
+
+def test_a_thread_has_local_state_of_its_own(world):
+    reads, _ = watch(world.module.f_local, X)
+    reader = KeyReader(reads.locations)
+    token, found = reader.register(), []
+    assert [reader() for _ in range(4)] == [token] * 4
+
+    def elsewhere():
+        found.append(reader())
+        world.module.local.n = 2
+        found.append(reader())
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert found == [None, token]
+
+
+def test_operators_that_torch_fills_in_are_not_state():
+    namespace, packet, overload = torch.ops.aten, torch.ops.aten.neg, torch.ops.aten.abs.default
+
+    def fn(x):
+        return namespace.square(x) + packet(x) + overload(x) + hasattr(namespace, "no_such_operator")
+    reads, _ = watch(fn, X)
+    assert reads.writes() == []
+    assert {l.path for l in reads.locations} == {
+        "closure namespace", "closure packet", "closure overload", "code of fn"}
 
 
 def test_several_states_have_a_token_each(world):

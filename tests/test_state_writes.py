@@ -5,11 +5,14 @@ import collections
 import copy
 import dataclasses
 import functools
+import threading
 import types
+import weakref
 
 import pytest
 import torch
 
+import tracejit
 from tracejit.capture.journal import replay
 from tracejit.capture.locations import KeyReader
 from tracejit.capture.reads import StateReads
@@ -24,6 +27,10 @@ LOG: list = []
 class Bag:
     def __init__(self, **values):
         self.__dict__.update(values)
+
+
+class OtherBag(Bag):
+    pass
 
 
 class Slotted:
@@ -49,6 +56,9 @@ class Model(torch.nn.Module):
         self.bag = Bag(n=1)
         self.slots = Slotted()
         self.slots.n = 1
+        self.local = threading.local()
+        self.local.count = 1
+        self.weak = weakref.WeakKeyDictionary({self.bag: 1})
 
 
 def m_counter(m, x):
@@ -148,6 +158,19 @@ def m_delete_submodule(m, x):
     del m.lin
 
 
+def m_thread_local(m, x):
+    m.local.n = x
+    m.local.count += 1
+
+
+def m_weak_keys(m, x):
+    m.weak[m.bag] = x
+
+
+def m_assign_class(m, x):
+    m.bag.__class__ = OtherBag
+
+
 WRITES = [value for name, value in list(globals().items()) if name.startswith("m_")]
 
 
@@ -169,13 +192,15 @@ def view(value, memo=None):
         return ("again", memo[id(value)])
     if isinstance(value, dict):
         memo[id(value)] = len(memo)
-        return {k: view(v, memo) for k, v in value.items()}
+        return {k if isinstance(k, str) else type(k): view(v, memo) for k, v in value.items()}
     if isinstance(value, (list, tuple, set, collections.deque)):
         memo[id(value)] = len(memo)
         return (type(value), [view(v, memo) for v in value])
     if hasattr(value, "__dict__") and not isinstance(value, (type, types.FunctionType)):
         memo[id(value)] = len(memo)
         return (type(value).__name__, view(vars(value), memo))
+    if isinstance(value, weakref.ref):
+        return view(value(), memo)
     if isinstance(value, Slotted):
         return (value.n, getattr(value, "m", None))
     return value
@@ -441,6 +466,30 @@ def test_writes_to_arguments_of_which_nothing_was_said_are_refused():
             reads.writes()
         reads.rollback()
         assert argument == [] or argument.step == 0
+
+
+def test_a_weak_reference_made_by_the_call_cannot_be_stored():
+    values, bag = weakref.WeakValueDictionary(), Bag()
+
+    def fn(x):
+        values["bag"] = bag
+        return x
+    with pytest.raises(UnsupportedError, match="KeyedRef"):
+        tracejit.jit(fn, fallback="error")(X)
+    assert not values
+
+
+def test_replaced_code_is_put_back_and_refused():
+    def helper(x):
+        return x
+    code = helper.__code__
+
+    def fn(x):
+        helper.__code__ = (lambda x: x * 3).__code__
+        return helper(x)
+    with pytest.raises(UnsupportedError, match="type code"):
+        tracejit.jit(fn, fallback="error")(X)
+    assert helper.__code__ is code
 
 
 # ---------------------------------------------------------------- counters

@@ -16,15 +16,16 @@ from typing import Any, Hashable, Iterable
 
 import torch
 
+from ..errors import UnsupportedError
 from .frames import CodeFacts
-from .known import (HEAP_TYPE, Known, KnownState, class_attributes, context_value, is_library_class,
-                    is_library_module, is_iterator, is_reader, member_slots,
+from .known import (HEAP_TYPE, OPERATORS, Known, KnownState, class_attributes, context_value, is_library_class,
+                    is_library_module, is_iterator, is_reader, is_torch_class, member_slots,
                     names_of_reader)
 from .state import MISSING, PLAIN, GetSlot, NameSlot, SpaceSlot, contents, instance_dict, is_container
 
 _LARGEST_FRESH = 1024     # items looked at in a container that the call itself made
 _CONTAINER_CLASSES = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
-_DEAD_ENDS = (types.BuiltinFunctionType, logging.Logger)
+_DEAD_ENDS = (types.BuiltinFunctionType, logging.Logger, *OPERATORS)
 _REPLACEABLE = (types.FunctionType, types.BuiltinFunctionType, type)
 Names = tuple[str, ...]
 # (namespace or None, name, value): a value that leads on, and where to look for it again.
@@ -151,6 +152,8 @@ class Explorer:
     def _behind(self, record: Known) -> list:
         """What an object leads to other than by its attributes."""
         obj, kind = record.obj, type(record.obj)
+        if issubclass(kind, torch.jit.ScriptModule):
+            raise UnsupportedError(f"the state of {record.path}, a TorchScript module, cannot be watched")
         if kind is types.MethodType:
             return [obj.__self__]
         if kind is functools.partial:
@@ -166,7 +169,8 @@ class Explorer:
     def _scan_type(self, code: CodeFacts, record: Known, names: Names, absent: Names) -> list[Step]:
         """What its class gives an object: `__slots__` members, class attributes, methods, properties."""
         kind, steps, given = type(record.obj), [], set()
-        members = member_slots(record.obj)
+        members = member_slots(record)
+        self.state.register_class(record)
         for name in names:
             if name in members:
                 self.state.chain(record)
@@ -183,7 +187,7 @@ class Explorer:
             self.state.adopt(kind, kind.__qualname__, None)
             steps.append((None, "__class__", kind))
         # Module.__getattr__ tells what it does not find; only a getattr asks a tensor for what is not there.
-        guarded = absent is not code.absent if issubclass(kind, torch.Tensor) else not is_library_class(kind)
+        guarded = absent is not code.absent or not (issubclass(kind, torch.Tensor) or is_torch_class(kind))
         if absent and guarded and not issubclass(kind, torch.nn.Module):
             missing = [name for name in absent if name not in given and name not in members]
             self._register_absent(record, missing)
@@ -240,8 +244,13 @@ class Explorer:
     def read_all(self, obj: Any) -> list:
         """Something may read any attribute, also one that is not there; returns what the attributes hold."""
         record = self.state.objects.get(id(obj))
-        names = record.names if record is not None else None
-        if type(names) is not dict or issubclass(type(obj), (types.ModuleType, types.FunctionType)):
+        if record is None or issubclass(type(obj), (types.ModuleType, types.FunctionType)):
+            return []
+        for name, slot in () if is_library_class(type(obj)) else member_slots(record).items():
+            self.state.chain(record)
+            self.state.register_slot(slot, f"{record.path}.{name}")
+        names = record.names
+        if type(names) is not dict:
             return []
         for name, value in list(names.items()):
             if not is_iterator(value):      # that it is there is no sign that it is read
@@ -249,8 +258,6 @@ class Explorer:
         copy = self.state.journal.copy_of(names)
         whole = SpaceSlot(record.space)
         self.state.register((id(names), "all"), whole, f"{record.path}.__dict__", copy, copy, record)
-        for name, slot in member_slots(obj).items():
-            self.state.register_slot(slot, f"{record.path}.{name}")
         return [value for value in names.values() if leads_on(value)]
 
 

@@ -10,7 +10,7 @@ from ..errors import UnsupportedError
 from .explore import Explorer, leads_on
 from .frames import CodeFacts, functions_of, imported_modules
 from .known import CACHED_FUNCTION, HEAP_TYPE, KnownState, class_attributes, is_library_module
-from .state import MISSING, PLAIN, CellSlot, GetSlot, NameSlot, is_container, is_tensor
+from .state import MISSING, PLAIN, CellSlot, CodeSlot, GetSlot, NameSlot, is_container, is_tensor
 
 
 class FrameReader:
@@ -75,6 +75,9 @@ class FrameReader:
 
     def _read_function(self, code: CodeFacts, function: types.FunctionType) -> list:
         roots = []
+        if not code.library:
+            space = self.state.objects[id(function)].space
+            self.state.register_slot(CodeSlot(space), f"code of {function.__name__}")
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             slot = CellSlot(cell)
             self.state.journal.add_slot(("cell", id(cell)), slot, f"closure {name}")

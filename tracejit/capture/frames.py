@@ -1,7 +1,7 @@
 """What a code object can read and write, and whose code it is: facts that depend on nothing but the code.
 
 `facts(code)` is computed once per code object. WATCH is code whose reads are guarded (the user's,
-site-packages, and the stateful parts of torch: modules, optimizers, distributions); GLUE is library code that
+site-packages, and the stateful parts of torch: modules, optimizers, scalers); GLUE is library code that
 may read the attributes of an object that watched code hands to it (copy, dataclasses, checkpoint); SKIP is
 everything that cannot matter: torch below its public functions, the import system, and tracejit itself.
 """
@@ -33,12 +33,15 @@ _ABSENCE_NAMES = frozenset({
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _SELF = str(Path(__file__).resolve().parents[1]) + os.sep
 _TORCH_WATCHED = tuple(_TORCH + part for part in (
-    "nn/modules/", "nn/utils/", "nn/parallel/", "optim/", "distributions/"))
-_TORCH_GLUE = tuple(_TORCH + part for part in ("random.py", "utils/checkpoint.py", "utils/data/", "ao/", "func/", "nn/"))
+    "nn/modules/", "nn/utils/", "nn/parallel/", "optim/", "distributions/", "amp/", "cpu/amp/", "cuda/amp/", "ao/",
+    "utils/data/", "autograd/grad_mode.py", "quasirandom.py", "_functorch/make_functional.py"))
+_TORCH_GLUE = tuple(_TORCH + part for part in (
+    "random.py", "utils/checkpoint.py", "utils/weak.py", "func/", "nn/"))
 _STDLIB = tuple({sysconfig.get_paths()["stdlib"] + os.sep, sysconfig.get_paths()["platstdlib"] + os.sep})
 # Parts of the standard library that read files or clocks for their own ends, never for the program's values.
 _STDLIB_SKIPPED = ("importlib", "warnings", "linecache", "tokenize", "traceback", "codecs", "abc", "typing",
-                   "re", "encodings", "ast", "dis", "opcode", "types", "_weakrefset", "weakref")
+                   "re", "encodings", "ast", "dis", "opcode", "types")
+_WEAK_FILES = ("weakref.py", "_weakrefset.py", "weak.py")      # containers of weak references, in Python
 _QUIET_FILES = ("contextlib.py", "functools.py", "enum.py", "threading.py", "operator.py", "numbers.py",
                 "_tensor.py")
 _DEEP_FILES = ("copy.py", "dataclasses.py", "copyreg.py", "pprint.py")
@@ -70,6 +73,7 @@ class CodeFacts:
     first_argument: str | None = None
     quiet: bool = False                    # library code that reads nothing of the objects it is given
     deep: bool = False                     # library code that descends into the objects it is given
+    weak: bool = False                     # a method of a container of weak references
 
 
 _MAKERS = ("__new__", "copy", "deepcopy", "_reconstruct", "replace", "__copy__", "__deepcopy__")
@@ -137,7 +141,7 @@ def _find_facts(code: types.CodeType, module: str) -> CodeFacts:
     makes = "self" if code.co_name == "__init__" else "result" if code.co_name in _MAKERS else ""
     if kind != WATCH:
         return CodeFacts(code, kind, library, first_argument=first, quiet=quiet, makes=makes,
-                         deep=file in _DEEP_FILES)
+                         deep=file in _DEEP_FILES, weak=kind == GLUE and file in _WEAK_FILES)
     steps = [step for step in dis.get_instructions(code) if step.opname not in FILLER]
     counts = counting_steps(steps)
     loaded, global_names, stored, stored_globals, imports = _names_of(code, steps, counts)

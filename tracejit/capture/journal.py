@@ -262,6 +262,9 @@ class Journal:
         """Forgets a namespace: its owner was made by the call."""
         self._names.pop(id(names), None)
 
+    def drop_slot(self, key: Hashable) -> None:
+        self._slots.pop(key, None)
+
     def writes(self, moved: dict[tuple[int, str], int]) -> list[StateWrite]:
         """The changes since the first touch; of the attributes in `moved`, by how much they are moved.
 

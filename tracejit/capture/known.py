@@ -13,6 +13,7 @@ import functools
 import operator
 import sys
 import types
+import weakref
 from typing import Any, Hashable
 
 import torch
@@ -21,25 +22,28 @@ from ..errors import UnsupportedError
 from .frames import is_library_file
 from .journal import Journal
 from .locations import Location
-from .state import (MISSING, PLAIN, CellSlot, GetSlot, ItemSlot, Namespace, NameSlot, RootSlot, SpaceSlot,
-                    contents, freeze, instance_dict, is_container, is_numpy, items_of)
+from .state import (MISSING, PLAIN, CellSlot, ClassSlot, CodeSlot, GetSlot, ItemSlot, Namespace, NameSlot,
+                    RootSlot, SpaceSlot, contents, freeze, instance_dict, is_container, is_numpy, items_of)
 
 _TABLES = ("_modules", "_parameters", "_buffers")
 _DESCRIPTORS = (property, staticmethod, classmethod, functools.cached_property)
 _GENERATORS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 CACHED_FUNCTION = type(functools.lru_cache(lambda: None))
 HEAP_TYPE = 1 << 9
+# Operators and their namespaces: torch fills in what they look up, when it is first asked for.
+OPERATORS = (torch._ops.OperatorBase, torch._ops.OpOverloadPacket, type(torch.ops), type(torch.ops.aten),
+             torch.library.CustomOpDef)
 
 
 class Known:
     """A persistent object: where it was reached, and its namespaces."""
 
-    __slots__ = ("obj", "path", "slot", "space", "names", "tables", "chained")
+    __slots__ = ("obj", "path", "slot", "space", "names", "tables", "chained", "classed")
 
     def __init__(self, obj: Any, path: str, slot: Any, via: Any = None) -> None:
-        self.obj, self.path, self.slot, self.chained = obj, path, slot, False
+        self.obj, self.path, self.slot, self.chained, self.classed = obj, path, slot, False, False
         self.names = instance_dict(obj)
-        self.space = Namespace(obj, via=via)
+        self.space = Namespace(obj, via=via, at=slot)
         self.tables: dict[str, Namespace] = {}
 
 
@@ -65,7 +69,7 @@ class KnownState:
     def adopt(self, value: Any, path: str, slot: Any) -> None:
         """`value` was there before the call, at `slot` (None: in no place to name). This guards nothing."""
         kind = type(value)
-        if kind in PLAIN or value is MISSING:
+        if kind in PLAIN or value is MISSING or issubclass(kind, OPERATORS):
             return
         if issubclass(kind, torch.Tensor):
             if id(value) not in self._tensors:
@@ -102,6 +106,7 @@ class KnownState:
         if kind is types.FunctionType:
             self.functions.setdefault(id(value.__code__), []).append(value)
             self.journal.add_names(record.space, record.names, path)
+            self.journal.add_slot((id(value), CodeSlot.name), CodeSlot(record.space), f"code of {path}")
             self.adopt(record.names.get("__wrapped__"), path, None)
         elif kind is types.MethodType:
             self.adopt(value.__self__, path, slot)
@@ -122,7 +127,10 @@ class KnownState:
     def _adopt_instance(self, record: Known) -> None:
         if type(record.names) is dict:
             self.journal.add_names(record.space, record.names, record.path)
-        for name, slot in member_slots(record.obj).items():
+        if type(record.obj).__flags__ & HEAP_TYPE:
+            slot = ClassSlot(record.space)
+            self.journal.add_slot((id(record.obj), "__class__"), slot, f"{record.path}.__class__")
+        for name, slot in member_slots(record).items():
             self.journal.add_slot((id(record.obj), name), slot, f"{record.path}.{name}")
         if not issubclass(type(record.obj), torch.nn.Module) or type(record.names) is not dict:
             return
@@ -166,6 +174,8 @@ class KnownState:
     def forget(self, record: Known) -> None:
         """The object was the call's own: drop what was read of it."""
         self.journal.drop_names(record.names)
+        for name in ("__class__", *member_slots(record)):
+            self.journal.drop_slot((id(record.obj), name))
         self.locations[:] = [l for l in self.locations if getattr(l.slot, "space", None) is not record.space]
 
     def watch_tensor(self, tensor: torch.Tensor, path: str, label: Hashable) -> None:
@@ -204,7 +214,7 @@ class KnownState:
         expected = MISSING if value is MISSING else freeze(value)
         location = self._registered[key] = Location(self._unique(path), slot, expected)
         self.locations.append(location)
-        if not isinstance(slot, SpaceSlot):
+        if not isinstance(slot, (SpaceSlot, ClassSlot, CodeSlot)):
             self.adopt(value, path, slot)
 
     def _unique(self, path: str) -> str:
@@ -224,6 +234,17 @@ class KnownState:
         value = slot.read()
         self.register(key, slot, path, value, self.journal.slot_before(key, value))
         return value
+
+    def register_class(self, record: Known) -> None:
+        """The class of an object, which says what its methods are."""
+        kind = type(record.obj)
+        fixed = not kind.__flags__ & HEAP_TYPE or issubclass(kind, (type, types.ModuleType, torch.Tensor))
+        if record.classed or fixed:
+            return
+        record.classed = True
+        key = (id(record.obj), "__class__")
+        before = self.journal.slot_before(key, kind)
+        self.register(key, ClassSlot(record.space), f"class of {record.path}", kind, before, record)
 
     def chain(self, record: Known) -> None:
         """Guards the way to an object, so that its attributes are those of the right object."""
@@ -282,39 +303,39 @@ def slot_key(slot: Any) -> Hashable:
     return ("cell", id(slot.cell)) if isinstance(slot, CellSlot) else (id(slot.space.owner()), slot.name)
 
 
-_MEMBERS: dict[int, tuple[type, dict]] = {}
-
-
-def member_slots(obj: Any) -> dict[str, GetSlot]:
+def member_slots(record: Known) -> dict[str, GetSlot]:
     """The `__slots__` members of an object, as slots."""
-    kind = type(obj)
-    found = _MEMBERS.get(id(kind))
-    if found is None:
-        members: dict[str, Any] = {}
-        for cls in reversed(kind.__mro__):
-            if "__slots__" in vars(cls) and kind.__flags__ & HEAP_TYPE:
-                members |= {n: m for n, m in vars(cls).items() if type(m) is types.MemberDescriptorType}
-        found = _MEMBERS[id(kind)] = (kind, members)
-    return {name: _member_slot(obj, name, member) for name, member in found[1].items()}
+    kind = type(record.obj)
+    members: dict[str, Any] = {}
+    for cls in reversed(kind.__mro__) if kind.__flags__ & HEAP_TYPE else ():
+        if "__slots__" in vars(cls):
+            members |= {n: m for n, m in vars(cls).items() if type(m) is types.MemberDescriptorType}
+    return {name: _member_slot(record, name, member) for name, member in members.items()}
 
 
-def _member_slot(obj: Any, name: str, member: Any) -> GetSlot:
+def _member_slot(record: Known, name: str, member: Any) -> GetSlot:
     def write(owner: Any, value: Any) -> None:
         member.__delete__(owner) if value is MISSING else member.__set__(owner, value)
-    return GetSlot(obj, name, member.__get__, write)
+    space = record.space if record.space.at is not None else None
+    return GetSlot(record.obj, name, member.__get__, write, space)
 
 
-_LIBRARY: dict[int, tuple[type, bool]] = {}
+_LIBRARY: dict[int, tuple[weakref.ref, bool]] = {}
 
 
 def is_library_class(cls: type) -> bool:
     """A class of torch, the standard library or C: its attributes are not guarded."""
     found = _LIBRARY.get(id(cls))
-    if found is None:
+    if found is None or found[0]() is not cls:
         module = sys.modules.get(cls.__module__) if isinstance(cls.__module__, str) else None
         library = not cls.__flags__ & HEAP_TYPE or (module is not None and is_library_module(module))
-        found = _LIBRARY[id(cls)] = (cls, library)
+        found = _LIBRARY[id(cls)] = (weakref.ref(cls), library)
     return found[1]
+
+
+def is_torch_class(cls: type) -> bool:
+    """A class of torch's own, whose instances torch fills in as it goes."""
+    return is_library_class(cls) and str(cls.__module__).partition(".")[0] == "torch"
 
 
 def is_library_module(module: types.ModuleType) -> bool:

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import Any, Callable, Hashable, Iterable
 
-from .state import CellSlot, ItemSlot, RootSlot, identity, root_of, safe_key
+from .identity import identity
+from .state import CellSlot, ItemSlot, RootSlot, root_of, safe_key
 from .state_checks import make_check
 
 _MOST_CHECKS = 8
@@ -49,7 +50,8 @@ def place(slot: Any) -> Hashable:
     if isinstance(slot, RootSlot):
         return ("root", slot.label)
     space = slot.space
-    owner = place(space.via) if space.via is not None else space.serial
+    way = space.via if space.via is not None else space.at
+    owner = place(way) if way is not None else space.serial
     return (owner, space.table, type(slot), getattr(slot, "name", None))
 
 

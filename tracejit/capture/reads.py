@@ -15,9 +15,11 @@ import operator
 import os
 import sys
 import types
+import weakref
 from typing import Any, Callable, Iterable
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..errors import UnsupportedError
 from .counters import Counters
@@ -36,6 +38,7 @@ _BY_NAME = (getattr, hasattr, setattr, delattr)
 _BY_NAME_IDS = frozenset(map(id, _BY_NAME))
 _ALL_NAMES_IDS = frozenset(map(id, (vars, dir)))
 _SERIALIZERS = frozenset({"_pickle", "_json", "_struct", "marshal", "_copy"})
+_WEAK_CONTAINERS = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet, WeakIdKeyDictionary)
 _OPAQUE = (torch.autograd.function.FunctionCtx, enum.Enum, BaseException)
 _GETATTR = torch.nn.Module.__getattr__.__code__
 _SETATTR = torch.nn.Module.__setattr__.__code__
@@ -138,6 +141,8 @@ class StateReads:
     def rollback(self) -> None:
         """Puts all state that the call met back as it was."""
         self.state.journal.rollback()
+        for record in self.state.objects.values():
+            record.space.release()
 
     # ------------------------------------------------------------ the hook
 
@@ -206,13 +211,13 @@ class StateReads:
             return None
         if code.makes == "self":
             self._note_made(frame, code)
-        if not self._started:
-            self._started = True
-            self._adopt_arguments(frame)
         values = frame.f_locals
         if not code.code.co_flags & inspect.CO_NEWLOCALS:
             self._new_classes.add((frame.f_globals.get("__name__"), code.code.co_name))     # a class body
         roots = self.frames.enter(frame, code, values, self._is_new_class)
+        if not self._started:                  # by now defaults that are used are known, and no arguments
+            self._started = True
+            self._adopt_arguments(frame)
         if code.looks_up:
             self._enter_lookup(code, values)
         for value in list(values.values()):
@@ -263,6 +268,9 @@ class StateReads:
         caller = frame.f_back
         if id(code.code) in _ENVIRON_CODES:
             self._read_environment(frame.f_locals)
+        elif code.weak:
+            if caller is not None and facts(caller).kind != SKIP:
+                self._read_weak(code, frame.f_locals.get(code.first_argument))
         elif not code.quiet and caller is not None and (code.deep or facts(caller).kind == WATCH):
             for value in list(frame.f_locals.values()):
                 if value is os.environ or is_tensor(value) or type(value) in PLAIN:
@@ -279,6 +287,11 @@ class StateReads:
             slot = NameSlot(self.state.space_of(names), encoded)
             value = names.get(encoded, MISSING)
             self.state.register((id(names), encoded), slot, f"environment {name}", value, value)
+
+    def _read_weak(self, code: CodeFacts, container: Any) -> None:
+        """A weak dictionary or set is Python code around the `data` that it holds."""
+        if issubclass(type(container), _WEAK_CONTAINERS) and self._is_root(container):
+            self.explore.read(code, container, ("data",))
 
     def _leave(self, frame: types.FrameType, code: CodeFacts, value: Any) -> None:
         if id(code.code) in self.state.cached_codes and holds_tensor(value):

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import array
 import collections
-import functools
 import gc
-import itertools
 import sys
+import threading
 import types
 import weakref
 from typing import Any, Callable, Hashable, Iterable
@@ -19,6 +18,7 @@ from typing import Any, Callable, Hashable, Iterable
 import torch
 
 from ..errors import UnsupportedError
+from .identity import identity
 
 
 class _Marker:
@@ -63,46 +63,28 @@ def is_numpy(value: Any) -> bool:
 def instance_dict(obj: Any) -> Any:
     """`obj.__dict__` past any override of attribute access; None where there is none."""
     try:
-        if issubclass(type(obj), type):
-            return type.__getattribute__(obj, "__dict__")
-        return object.__getattribute__(obj, "__dict__")
+        return _base_of(type(obj)).__getattribute__(obj, "__dict__")
     except (AttributeError, TypeError):
         return None
 
 
+def _base_of(kind: type) -> type:
+    """The base class that gives `__dict__`: a class has a view of it, a thread's local object one per thread."""
+    return type if issubclass(kind, type) else threading.local if issubclass(kind, threading.local) else object
+
+
 # ---------------------------------------------------------------- keys
 
-class _Identities:
-    """A number for each object. Unlike an `id` it is never used again; it does not keep the object alive."""
+def is_placed(kind: type) -> bool:
+    """Objects that take no weak reference, and are nothing but their attributes: told by place and `id`.
 
-    def __init__(self) -> None:
-        self._next = itertools.count()
-        self._weak: dict[int, tuple[weakref.ref, int]] = {}
-        self._strong: dict[int, tuple[Any, int]] = {}
-
-    def __call__(self, obj: Any) -> int:
-        number = id(obj)
-        found = self._weak.get(number)
-        if found is not None and found[0]() is obj:
-            return found[1]
-        held = self._strong.get(number)
-        if held is not None:
-            return held[1]
-        serial = next(self._next)
-        try:
-            self._weak[number] = (weakref.ref(obj, functools.partial(self._forget, number, serial)), serial)
-        except TypeError:
-            if len(self._strong) > 4096:  # objects that take no weak reference: better a retrace than a leak
-                self._strong.clear()
-            self._strong[number] = (obj, serial)
-        return serial
-
-    def _forget(self, number: int, serial: int, _ref: weakref.ref) -> None:
-        if self._weak.get(number, (None, None))[1] == serial:
-            del self._weak[number]
+    The attributes that are read are guarded from the place on, so another object at the same address is as good.
+    """
+    return kind.__weakrefoffset__ == 0 and kind not in PLAIN and not kind.__itemsize__ and all(
+        base in _ATTRIBUTES_ALONE or "__slots__" in vars(base) for base in kind.__mro__)
 
 
-identity = _Identities()
+_ATTRIBUTES_ALONE = (object, types.SimpleNamespace)
 
 
 def freeze(value: Any, depth: int = 0) -> Hashable:
@@ -146,7 +128,7 @@ def _freeze_other(value: Any, kind: type, depth: int) -> Hashable:
         if value.nbytes > _LARGEST_ARRAY:
             raise UnsupportedError(f"a numpy array of {value.nbytes} bytes is read from outside the call")
         return (kind, str(value.dtype), value.shape, value.tobytes())
-    return ("object", identity(value))
+    return ("object", id(value), identity(kind)) if is_placed(kind) else ("object", identity(value))
 
 
 def contents(value: Any) -> Iterable[Any]:
@@ -182,18 +164,26 @@ class Namespace:
     is gone.
 
     `table` names an inner dict of the owner's (`_parameters`). An owner that is an argument is found `via` a
-    slot, so that it is the one of the present call; every other owner is one object, held weakly.
+    slot, so that it is the one of the present call; every other owner is one object, held weakly. If it takes
+    no weak reference it is held, but one that `is_placed` only until `release`: then it is what is `at` a slot.
     """
 
-    __slots__ = ("_ref", "table", "via", "owner_kind", "serial")
+    __slots__ = ("_ref", "table", "via", "at", "owner_kind", "serial")
 
-    def __init__(self, owner: Any, table: str | None = None, via: Any = None) -> None:
+    def __init__(self, owner: Any, table: str | None = None, via: Any = None, at: Any = None) -> None:
         self.table, self.via, self.owner_kind = table, via, type(owner)
-        self.serial = identity(owner)
+        placed = via is None and at is not None and is_placed(type(owner)) and root_of(at) is None
+        self.at = at if placed else None
+        self.serial = None if placed else identity(owner)
         try:  # a dict (the globals of a module) takes no weak reference and is held
             self._ref: Callable[[], Any] = weakref.ref(owner)
         except TypeError:
             self._ref = lambda: owner
+
+    def release(self) -> None:
+        """The watched call is over, and what it changed is undone."""
+        if self.at is not None:
+            self._ref = _find_at(self.at, self.owner_kind)
 
     def owner(self, roots: Any = None) -> Any:
         if roots is None or self.via is None:
@@ -205,8 +195,7 @@ class Namespace:
         """(gives the owner, gives the `__dict__` of it): `fetch` in two steps, for checks at every call."""
         if self.owner_kind is dict:
             return self._ref, _itself
-        base = type if issubclass(self.owner_kind, type) else object
-        return self._ref, base.__getattribute__
+        return self._ref, _base_of(self.owner_kind).__getattribute__
 
     def fetch(self, roots: Any = None) -> Any:
         owner = self.owner(roots)
@@ -216,6 +205,14 @@ class Namespace:
             return owner
         names = instance_dict(owner)
         return names if self.table is None or names is None else names.get(self.table)
+
+
+def _find_at(slot: Any, kind: type) -> Callable[[], Any]:
+    """What is at `slot`, if it is of this class; that it is the same object is guarded with the way to it."""
+    def find() -> Any:
+        value = slot.read()
+        return value if type(value) is kind else None
+    return find
 
 
 class NameSlot:
@@ -284,6 +281,39 @@ class TypeSlot:
         return MISSING if value is MISSING else type(value)
 
 
+class ClassSlot:
+    """The class of an object, which an assignment to `__class__` changes."""
+
+    __slots__ = ("space",)
+
+    def __init__(self, space: Namespace) -> None:
+        self.space = space
+
+    def read(self, roots: Any = None) -> Any:
+        owner = self.space.owner(roots)
+        return MISSING if owner is None else type(owner)
+
+    def write(self, value: Any, roots: Any = None) -> None:
+        object.__dict__["__class__"].__set__(self.space.owner(roots), value)
+
+
+class CodeSlot:
+    """The code of a function, which an assignment to `__code__` changes."""
+
+    __slots__ = ("space",)
+    name = "__code__"
+
+    def __init__(self, space: Namespace) -> None:
+        self.space = space
+
+    def read(self, roots: Any = None) -> Any:
+        function = self.space.owner(roots)
+        return MISSING if function is None else function.__code__
+
+    def write(self, value: Any, roots: Any = None) -> None:
+        self.space.owner(roots).__code__ = value
+
+
 class CellSlot:
     """The contents of a closure cell; the cell itself is held, what it holds is the user's."""
 
@@ -311,8 +341,9 @@ class GetSlot:
     __slots__ = ("space", "name", "getter", "setter")
 
     def __init__(self, owner: Any, name: str, getter: Callable[[Any], Any],
-                 setter: Callable | None = None) -> None:
-        self.space, self.name, self.getter, self.setter = Namespace(owner), name, getter, setter
+                 setter: Callable | None = None, space: Namespace | None = None) -> None:
+        self.space = Namespace(owner) if space is None else space
+        self.name, self.getter, self.setter = name, getter, setter
 
     def read(self, roots: Any = None) -> Any:
         owner = self.space.owner(roots)

@@ -6,14 +6,17 @@ computed. Values are compared by identity; only plain values are held, objects a
 from __future__ import annotations
 
 import collections
+import sys
 import weakref
 from typing import Any, Callable, Hashable
 
 import torch
 
-from .state import MISSING, PLAIN, CellSlot, NameSlot, Namespace, safe_key
+from .state import (MISSING, PLAIN, CellSlot, ClassSlot, CodeSlot, NameSlot, Namespace, is_placed,
+                    safe_key)
 
 _MAPPINGS = (dict, collections.OrderedDict)
+_LASTING = frozenset(name for name in sys.modules if name.startswith("torch."))    # classes that nobody frees
 _SEQUENCES = (list, tuple, set, frozenset, collections.deque)
 _FAILURES = "(KeyError, AttributeError, TypeError, ValueError)"     # a name, owner or cell that is gone
 
@@ -41,7 +44,7 @@ class _Writer:
         kind = type(value)
         if kind in PLAIN:
             self.constant(value)
-        elif type(safe_key(value)) is not tuple or safe_key(value)[0] != "object":
+        elif type(safe_key(value)) is not tuple or safe_key(value)[0] != "object" or is_placed(kind):
             return False
         else:
             self.reference(value) if kind.__weakrefoffset__ > 0 else self.constant(value)
@@ -63,6 +66,8 @@ class _Writer:
                 ids = (list(map(id, names)), list(map(id, items)))
                 return f"not same_items({code}, {self.constant(kind)}, *{self.constant(ids)})"
         elif type(key) is tuple and key[0] == "object":
+            if is_placed(kind):
+                return f"id(v := {code}) != {id(value)} or type(v) is not {self.reference(kind)}()"
             if kind.__weakrefoffset__ > 0:
                 return f"{code} is not {self.reference(value)}()"
             return f"{code} is not {self.constant(value)}"
@@ -75,8 +80,11 @@ def make_check(locations: tuple, values: list, keys: tuple) -> Callable[[Any], b
     owners: dict[int, list[tuple]] = {}
     for location, value, key in zip(locations, values, keys):
         slot = location.slot
-        if type(slot) is NameSlot and slot.space.via is None:
+        if type(slot) in (NameSlot, ClassSlot) and slot.space.via is None:
             owners.setdefault(id(slot.space.access()[0]), []).append((slot, value, key))
+        elif type(slot) is CodeSlot:
+            function = write.constant(slot.space.access()[0])
+            write.lines.append(write.condition(f"{function}().__code__", value, key))
         elif type(slot) is CellSlot:
             write.lines.append(write.condition(f"{write.constant(slot.cell)}.cell_contents", value, key))
         else:
@@ -92,12 +100,18 @@ def make_check(locations: tuple, values: list, keys: tuple) -> Callable[[Any], b
 
 
 def _owner_lines(write: _Writer, found: list[tuple]) -> list[str]:
-    """Conditions on the names of one object: its instance dictionary first, then the tables of a module."""
+    """Conditions on one object: its class, the names in its instance dictionary, then the tables of a module."""
     spaces: dict[str | None, tuple[Namespace, list]] = {}
+    owner, dict_of = found[0][0].space.access()
+    lines = [f"  o = {write.constant(owner)}()"]
     for slot, value, key in found:
-        spaces.setdefault(slot.space.table, (slot.space, []))[1].append((slot.name, value, key))
-    owner, dict_of = next(iter(spaces.values()))[0].access()
-    lines = [f"  d = {write.constant(dict_of)}({write.constant(owner)}(), '__dict__')"]
+        if type(slot) is ClassSlot and str(value.__module__) in _LASTING:
+            lines.append(f"  if type(o) is not {write.constant(value)}: return False")
+        elif type(slot) is ClassSlot:
+            lines.append(f"  if {write.condition('type(o)', value, key)}: return False")
+        else:
+            spaces.setdefault(slot.space.table, (slot.space, []))[1].append((slot.name, value, key))
+    lines += [f"  d = {write.constant(dict_of)}(o, '__dict__')"] if spaces else []
     for table, (space, items) in sorted(spaces.items(), key=lambda item: item[0] or ""):
         names = "d" if table is None else "t"
         if table is not None:      # an instance attribute hides a parameter of the same name
