@@ -146,11 +146,11 @@ def runner(region: BoundSymbol, source: Source, library: ctypes.CDLL) -> Callabl
         lines.append(f"    s{storage} = new_{storage}()")
     pointers = []
     for b in source.buffers:
-        if b.storage in source.made:
-            holder, offset = f"s{b.storage}", source.made[b.storage].offset * source.made[b.storage].dtype.itemsize
-        else:
-            a = args[arg_of[b.storage]]
-            holder, offset = names[arg_of[b.storage]], a.offset * a.dtype.itemsize
+        made = source.made.get(b.storage)
+        shown = args[arg_of[b.storage]] if made is None else made
+        holder, offset = names[arg_of[b.storage]] if made is None else f"s{b.storage}", shown.bytes.offset
+        if not shown.numel:                                    # a tensor without elements does not tell its address
+            holder, offset = f"{holder}.untyped_storage()", 0
         pointers.append(f"{holder}.data_ptr()" + (f" - {offset}" if offset else ""))
     if pointers:
         lines.append(f"    bad = entry(threads(), Table({', '.join(pointers)}))")
