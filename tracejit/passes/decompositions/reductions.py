@@ -31,11 +31,15 @@ def min_default(x):
 
 @rule(aten.max.dim)
 def max_dim(x, dim, keepdim=False):
+    if x.dtype is torch.bool:                                  # argmax refuses it
+        return NotImplemented
     return x.amax(dim, keepdim), x.argmax(dim, keepdim)
 
 
 @rule(aten.min.dim)
 def min_dim(x, dim, keepdim=False):
+    if x.dtype is torch.bool:                                  # argmax refuses it
+        return NotImplemented
     return x.amin(dim, keepdim), x.argmin(dim, keepdim)
 
 
