@@ -39,7 +39,7 @@ class Moved(TorchDispatchMode):
                 if name.rstrip("_") in INEXACT:
                     self.seen = True
                     self._move(t)
-                if torch.Tag.pointwise in func.tags:
+                if torch.Tag.pointwise in func.tags or name.startswith("floor_divide"):
                     self._turn_nans(t)
                 if name == "gelu":                             # of infinity it is NaN in some of eager's code, not in all
                     t.nan_to_num_(nan=float("inf"), posinf=float("inf"), neginf=-float("inf"))

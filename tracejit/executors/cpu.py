@@ -94,7 +94,7 @@ def can_lower(b: BoundSymbol) -> bool:
 def _plain_tensors(b: BoundSymbol) -> bool:
     every = [*b.tensor_args, *b.tensor_outputs]
     return bool(b.tensor_outputs) and all(
-        p.device.type == "cpu" and p.dtype in DTYPES and not p.conj and not p.neg for p in every)
+        p.device.type == "cpu" and p.dtype in DTYPES and p.numel and not p.conj and not p.neg for p in every)
 
 
 def _can_store(b: BoundSymbol) -> bool:
