@@ -34,7 +34,7 @@ class CpuExecutor(Executor):
 
     allow_single_op_fusion: make a kernel of a region of one call too.
     kernel_cache: the directory of compiled kernels; None: the user's cache directory.
-    max_region_ops: regions with more calls go to the torch fallback.
+    max_region_ops: a region has no more calls, views not counted.
     """
 
     name = "cpu"
@@ -53,9 +53,7 @@ class CpuExecutor(Executor):
 
     def fuse(self, region: BoundSymbol) -> Optional[BoundSymbol]:
         """The region with a function that runs it, or None."""
-        if self.broken or len(region.subsymbols) > self.max_region_ops:
-            return None
-        if len(region.subsymbols) == 1 and not self.allow_single_op_fusion:
+        if self.broken or len(region.subsymbols) == 1 and not self.allow_single_op_fusion:
             return None
         try:
             source = source_of(region)
