@@ -16,12 +16,12 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from ..errors import UnsupportedError
 from ..ir import prims
-from ..ir.proxy import TensorConstant, TensorProxy, layout_is_ambiguous, proxy_of
+from ..ir.proxy import TensorConstant, TensorProxy, proxy_of
 from ..ir.symbol import Symbol, aten_symbol
 from ..ir.trace import BoundSymbol, Modes, SourceLine
 from ..torch_private import is_composite, unseen_by_function_modes
 from .fakes import NEEDS_DATA, Fakes, is_fake, real_tensors
-from .scratch import raise_if_eager_refuses, raise_if_no_kernel, run_on_scratch
+from .scratch import layout_is_uncertain, raise_if_eager_refuses, raise_if_no_kernel, run_on_scratch
 
 aten = torch.ops.aten
 _LIFTS = (aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default)
@@ -146,7 +146,7 @@ class Recorder(TorchDispatchMode):
             out = self._on_fakes(func, args, kwargs, before, spec)
             if not sym.moves_metadata:
                 raise_if_no_kernel(sym, before, spec)
-            if not written and layout_is_ambiguous([p for p in before if isinstance(p, TensorProxy)]):
+            if not written and layout_is_uncertain(sym, [p for p in before if isinstance(p, TensorProxy)]):
                 self._take_real_strides(func, before, spec, out)
         except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):
             self.half_done = self.half_done or len(written) > 1 and sym.name    # it may have written some by then

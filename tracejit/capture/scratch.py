@@ -11,9 +11,17 @@ import torch
 from torch.utils._pytree import tree_unflatten
 
 from ..ir import prims
-from ..ir.proxy import TensorProxy, is_racy
-from ..ir.symbol import Symbol
+from ..ir.proxy import TensorProxy, contiguous_stride, is_racy, layout_is_ambiguous
+from ..ir.symbol import LAYOUTS_THAT_LIE, Symbol
 from .fakes import real_tensors
+
+
+def layout_is_uncertain(sym: Symbol, tensors: list[TensorProxy]) -> bool:
+    """May a kernel choose other strides for its result than fake tensors say?"""
+    if layout_is_ambiguous(tensors):
+        return True
+    odd = any(p.stride != contiguous_stride(p.shape) for p in tensors)
+    return odd and (sym.packet in LAYOUTS_THAT_LIE or sym.pointwise and len({p.shape for p in tensors}) > 1)
 
 
 def raise_if_eager_refuses(func: Any, before: list, spec: Any, written: tuple[int, ...]) -> None:

@@ -34,7 +34,7 @@ class CpuExecutor(Executor):
 
     allow_single_op_fusion: make a kernel of a region of one call too.
     kernel_cache: the directory of compiled kernels; None: the user's cache directory.
-    max_region_ops: regions with more calls go to the torch fallback.
+    max_region_ops: a region has no more calls, views not counted.
     """
 
     name = "cpu"
@@ -53,9 +53,7 @@ class CpuExecutor(Executor):
 
     def fuse(self, region: BoundSymbol) -> Optional[BoundSymbol]:
         """The region with a function that runs it, or None."""
-        if self.broken or len(region.subsymbols) > self.max_region_ops:
-            return None
-        if len(region.subsymbols) == 1 and not self.allow_single_op_fusion:
+        if self.broken or len(region.subsymbols) == 1 and not self.allow_single_op_fusion:
             return None
         try:
             source = source_of(region)
@@ -94,7 +92,7 @@ def can_lower(b: BoundSymbol) -> bool:
 def _plain_tensors(b: BoundSymbol) -> bool:
     every = [*b.tensor_args, *b.tensor_outputs]
     return bool(b.tensor_outputs) and all(
-        p.device.type == "cpu" and p.dtype in DTYPES and not p.conj and not p.neg for p in every)
+        p.device.type == "cpu" and p.dtype in DTYPES and p.numel and not p.conj and not p.neg for p in every)
 
 
 def _can_store(b: BoundSymbol) -> bool:
@@ -146,11 +144,11 @@ def runner(region: BoundSymbol, source: Source, library: ctypes.CDLL) -> Callabl
         lines.append(f"    s{storage} = new_{storage}()")
     pointers = []
     for b in source.buffers:
-        if b.storage in source.made:
-            holder, offset = f"s{b.storage}", source.made[b.storage].offset * source.made[b.storage].dtype.itemsize
-        else:
-            a = args[arg_of[b.storage]]
-            holder, offset = names[arg_of[b.storage]], a.offset * a.dtype.itemsize
+        made = source.made.get(b.storage)
+        shown = args[arg_of[b.storage]] if made is None else made
+        holder, offset = names[arg_of[b.storage]] if made is None else f"s{b.storage}", shown.bytes.offset
+        if not shown.numel:                                    # a tensor without elements does not tell its address
+            holder, offset = f"{holder}.untyped_storage()", 0
         pointers.append(f"{holder}.data_ptr()" + (f" - {offset}" if offset else ""))
     if pointers:
         lines.append(f"    bad = entry(threads(), Table({', '.join(pointers)}))")
