@@ -23,6 +23,7 @@ class Source:
     made: dict[int, TensorProxy]
     kernels: tuple[Kernel, ...]
     checks: bool
+    threads: int                         # how many the largest kernel has work for
 
 
 def source_of(region: BoundSymbol) -> Source:
@@ -42,7 +43,8 @@ def source_of(region: BoundSymbol) -> Source:
             names[f.text] = f"k{len(names)}"
             texts.append(f.text.replace("NAME", names[f.text]))
     text = with_helpers("\n".join([*texts, *_entry(kernels, functions, names, list(buffers))]))
-    return Source(text, tuple(buffers.values()), nests.made_storages, tuple(kernels), any(k.checks for k in kernels))
+    return Source(text, tuple(buffers.values()), nests.made_storages, tuple(kernels), any(k.checks for k in kernels),
+                  max((f.threads for f in functions), default=1))
 
 
 def _entry(kernels: list[Kernel], functions: list[Function], names: dict[str, str], buffers: list[str]) -> list[str]:
