@@ -22,6 +22,7 @@ class CpuDialect(Dialect):
     register = {**memory, torch.bfloat16: "float", torch.float16: "float", torch.bool: "_Bool"}
     letter = {"float": "f", "double": "d", "i64": "l", "int": "i", "short": "h", "signed char": "b", "u8": "u", "_Bool": "B"}
     vector_pragma = "#pragma omp simd"
+    transpose = "tj_transpose16"
     index_type = "i64"
     primitives = {
         "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "neg": "-{0}",
