@@ -1,6 +1,6 @@
 """Workloads beside eager and torch.compile: medians of interleaved runs in one process, each result checked first.
 
-    python scripts/bench.py [--inductor] [--only NAME] [--threads N] [--samples N] [--tables workloads,calls] [--json FILE]
+    python scripts/bench.py [--inductor] [--only NAME] [--threads N] [--samples N] [--quantile Q] [--tables workloads,calls] [--json FILE]
 
 `x eager` and `x inductor` say how many times faster tracejit is. GB/s is bytes that must move (each argument and result
 once) over tracejit's time; `of copy_` compares with a copy of 64 MB. `first` is the first call with no kernel on disk.
@@ -79,20 +79,20 @@ def measure(workload, opts):
         runs = [(fn, copied(args)) for fn in ways]
         rough = max(seconds(fn, a, 3) for fn, a in runs)
         calls = max(1, math.ceil(SAMPLE_SECONDS / rough))
-        taken = take_turns(runs, opts.samples, calls)
+        taken = take_turns(runs, opts.samples, calls, opts.quantile)
     return Measured(workload.name, *taken[:2], first, moved, *(taken[2:] or [None]), inductor_first)
 
 
-def copy_rate(samples):
+def copy_rate(opts):
     source, target = torch.randn(16 << 20), torch.empty(16 << 20)
-    return 2 * source.nbytes / take_turns([(target.copy_, (source,))], max(samples, 5), 3)[0]
+    return 2 * source.nbytes / take_turns([(target.copy_, (source,))], max(opts.samples, 5), 3, opts.quantile)[0]
 
 
 def workloads(opts):
     compile_with_tracejit(lambda x: x * 2 + 1)(torch.ones(4))  # imports are no part of these first calls
     if opts.inductor:
         compile_with_inductor(lambda x: x * 2 + 1)(torch.ones(4))
-    rate = copy_rate(opts.samples)
+    rate = copy_rate(opts)
     heads = ["eager", "inductor", "tracejit", "x eager", "x inductor", "MB", "GB/s", "of copy_", "first", "inductor's"]
     print(f"\ncopy_ of 64 MB: {rate / 1e9:.1f} GB/s\n{'workload':32}" + "".join(f"{head:>11}" for head in heads))
     rows = []
@@ -158,6 +158,7 @@ def parse_options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--inductor", action="store_true", help="torch.compile as well (needs a C++ compiler)")
     parser.add_argument("--samples", type=int, default=15, help="of each row, interleaved (default: 15)")
+    parser.add_argument("--quantile", type=float, default=0.5, help="of the samples (default: 0.5); lower on a busy machine")
     parser.add_argument("--only", default="", help="workloads whose name contains this, and no other table")
     parser.add_argument("--threads", type=int, help="of torch (default: as many as it takes)")
     parser.add_argument("--tables", default="calls,workloads", help="which of them (default: both)")

@@ -1,5 +1,4 @@
 """What the benchmarks share: interleaved medians, and the ways to run a function."""
-import statistics
 import time
 from dataclasses import dataclass
 from typing import Optional
@@ -37,26 +36,26 @@ def seconds(fn, args, calls=1):
     return (time.perf_counter() - start) / calls
 
 
-def take_turns(runs, samples, calls):
-    """Medians of the time of one call of each (fn, args), taking turns so that all see the same machine."""
+def take_turns(runs, samples, calls, quantile=0.5):
+    """Medians (or another quantile) of the time of one call of each (fn, args), taking turns so that all see the same machine."""
     taken = [[] for _ in runs]
     for i in range(samples):
         for j in range(len(runs)):
             k = (i + j) % len(runs)
             taken[k].append(seconds(*runs[k], calls))
-    return [statistics.median(t) for t in taken]
+    return [sorted(t)[int(quantile * len(t))] for t in taken]
 
 
-def interleaved(ways, make_args, samples, calls):
+def interleaved(ways, make_args, samples, calls, quantile=0.5):
     runs = [(fn, make_args()) for fn in ways]
     for fn, args in runs:
         seconds(fn, args, 3)
-    return take_turns(runs, samples, calls)
+    return take_turns(runs, samples, calls, quantile)
 
 
 def steady(name, fn, make_args, opts, calls):
     ways = [fn, compile_with_tracejit(fn)] + ([compile_with_inductor(fn)] if opts.inductor else [])
-    return Row(name, *interleaved(ways, make_args, opts.samples, calls))
+    return Row(name, *interleaved(ways, make_args, opts.samples, calls, opts.quantile))
 
 
 def in_units(value):

@@ -16,6 +16,7 @@ from .index import Var
 from .kernel import Expr, Kernel, Reduction, Stage, below
 
 COLUMNS, ROW_BLOCK = 256, 16  # columns of a unit; rows that are summed in the element type before they are added in double
+FEW_UNITS = 8                 # fewer blocks of rows than this leave threads without work
 TILE = 64
 SHARED_ROW = 16384
 
@@ -207,7 +208,8 @@ def _column_lane(k: Kernel) -> Var:
 def _column(w: Writer, k: Kernel) -> Body:
     lane = _column_lane(k)
     rest = [v for v in k.outer if v != lane]
-    wide = min(COLUMNS, max(16, -(-lane.size // 32) * 16))
+    shares = 1 if math.prod(v.size for v in rest) >= FEW_UNITS else 2      # of a row: whole ones are read fastest
+    wide = min(COLUMNS, max(16, -(-lane.size // (16 * shares)) * 16))
     blocks, block = -(-lane.size // wide), Block()
     column_block = Var(1_000_000, blocks)
 
