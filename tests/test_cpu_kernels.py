@@ -75,6 +75,34 @@ def test_steps_on_many_tensors_are_shared_among_threads():
     torch.testing.assert_close(many[0], expected, rtol=0, atol=0)
 
 
+def test_cross_entropy_reads_the_logits_once_and_stores_no_row():
+    logits, target = torch.randn(2048, 64), torch.randint(64, (2048,))
+    jitted = tracejit.jit(lambda x, t: torch.nn.functional.cross_entropy(x, t), executors=["cpu"], fallback="error")
+    torch.testing.assert_close(jitted(logits, target), torch.nn.functional.cross_entropy(logits, target))
+    rows = jitted.last_traces[-1].regions[0].sym.fn.source
+    assert len(rows.kernels) == 1 and rows.kernels[0].bytes_written == 2 * 4 * 2048
+    with pytest.raises(IndexError, match="out of bounds"):
+        jitted(logits, torch.full_like(target, 64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.uint8])
+@pytest.mark.parametrize("shape", [(64, 64), (100, 200), (257, 129), (16, 128)])
+def test_transposes_by_tiles(dtype, shape):
+    x, y = (torch.randn(shape) * 50).to(dtype), (torch.randn(shape[::-1]) * 50).to(dtype)
+    assert torch.equal(fused(lambda x, y: (x.t() + y) * 2, x, y), (x.t() + y) * 2)
+
+
+@pytest.mark.parametrize("shape,dims", [((1 << 15, 4), 0), ((1 << 15, 3), 0), ((256, 128, 2, 3), (0, 1)), ((1 << 14, 31), 0)])
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_sums_of_few_columns(shape, dims, keepdim):
+    x = torch.randn(shape)
+    jitted = tracejit.jit(lambda x: (x * 2).sum(dims, keepdim), executors=["cpu"], fallback="error")
+    exact = (x.double() * 2).sum(dims, keepdim)
+    got, eager = jitted(x), (x * 2).sum(dims, keepdim)
+    assert got.shape == eager.shape and got.stride() == eager.stride()
+    assert (got - exact).abs().max() <= max((eager - exact).abs().max(), 1e-3)
+
+
 def test_the_disk_cache_is_the_users_alone_and_is_found_again(tmp_path):
     where = tmp_path / "cache"
     first = CpuExecutor(allow_single_op_fusion=True, kernel_cache=where)
