@@ -1,218 +1,153 @@
-"""Ratios to eager, and with --inductor to torch.compile: medians of interleaved runs in one process.
+"""Workloads beside eager and torch.compile: medians of interleaved runs in one process, each result checked first.
 
-    python scripts/bench.py [--inductor] [--samples N] [--json FILE]
+    python scripts/bench.py [--inductor] [--only NAME] [--threads N] [--samples N] [--quantile Q] [--tables workloads,calls] [--json FILE]
 
-A ratio is tracejit's time over the other's: below 1, tracejit is faster.
+`x eager` and `x inductor` say how many times faster tracejit is. GB/s is bytes that must move (each argument and result
+once) over tracejit's time; `of copy_` compares with a copy of 64 MB. `first` is the first call with no kernel on disk.
 """
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
+import sys
 import tempfile
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Optional
 
-import torch
-from torch import nn
-from torch.nn import functional as F
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import tracejit
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from bench_calls import call_overhead, first_calls, writes
+from timing import compile_with_inductor, compile_with_tracejit, in_units, seconds, take_turns
+from workloads import WORKLOADS
+
+SAMPLE_SECONDS = 0.01        # a sample repeats calls until it takes about this long
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of a table: seconds of each way to run the same thing."""
+class Measured:
+    """Seconds of one workload, and the bytes that it must move."""
     name: str
     eager: float
     tracejit: float
+    first: float
+    moved: int
     inductor: Optional[float] = None
+    inductor_first: Optional[float] = None
 
 
-def compile_with_tracejit(fn):
-    return tracejit.jit(fn, fallback="error")
+# -- workloads -------------------------------------------------------------------------------------
+
+def copied(args):
+    return tree_map(lambda a: a.clone() if isinstance(a, torch.Tensor) else a, args)
 
 
-def compile_with_inductor(fn):
-    """A fresh compile: nothing remembered from an earlier one in this process."""
-    torch.compiler.reset()
-    return torch.compile(fn)
+def check(workload, jitted, args):
+    """Results and arguments after the call are eager's, up to rounding."""
+    ours, theirs = copied(args), copied(args)
+    got, wanted = jitted(*ours), workload.fn(*theirs)
+    for a, b in zip(tree_leaves((got, ours)), tree_leaves((wanted, theirs)), strict=True):
+        half = isinstance(a, torch.Tensor) and a.dtype in (torch.bfloat16, torch.float16)
+        torch.testing.assert_close(a, b, rtol=2e-2 if half else 1e-4, atol=1e-4, equal_nan=True,
+                                   msg=lambda m: f"{workload.name}: {m}")
+    return wanted, theirs
 
 
-def seconds(fn, args, calls=1):
-    start = time.perf_counter()
-    for _ in range(calls):
-        fn(*args)
-    return (time.perf_counter() - start) / calls
+def bytes_moved(workload, args, result, after):
+    if workload.moved is not None:
+        return workload.moved
+    before, after = tree_leaves(args), tree_leaves(after)
+    written = [a for a, b in zip(after, before) if not torch.equal(a, b)]
+    return sum(t.nbytes for t in [*before, *written, *tree_leaves(result)] if isinstance(t, torch.Tensor))
 
 
-def interleaved(ways, make_args, samples, calls):
-    """Medians of the time of one call, the ways taking turns so that all see the same machine."""
-    runs = [(fn, make_args()) for fn in ways]
-    for fn, args in runs:
-        seconds(fn, args, 3)
-    taken = [[] for _ in runs]
-    for i in range(samples):
-        for j in range(len(runs)):
-            k = (i + j) % len(runs)
-            taken[k].append(seconds(*runs[k], calls))
-    return [statistics.median(t) for t in taken]
+def measure(workload, opts):
+    args = workload.make()
+    with tempfile.TemporaryDirectory() as kernels:
+        jitted = compile_with_tracejit(workload.fn, kernels)
+        first = seconds(jitted, copied(args))
+        moved = bytes_moved(workload, args, *check(workload, jitted, args))
+        ways, inductor_first = [workload.fn, jitted], None
+        if opts.inductor:
+            ways.append(compile_with_inductor(workload.fn))
+            inductor_first = seconds(ways[-1], copied(args))
+        runs = [(fn, copied(args)) for fn in ways]
+        rough = max(seconds(fn, a, 3) for fn, a in runs)
+        calls = max(1, math.ceil(SAMPLE_SECONDS / rough))
+        taken = take_turns(runs, opts.samples, calls, opts.quantile)
+    return Measured(workload.name, *taken[:2], first, moved, *(taken[2:] or [None]), inductor_first)
 
 
-def steady(name, fn, make_args, opts, calls):
-    ways = [fn, compile_with_tracejit(fn)] + ([compile_with_inductor(fn)] if opts.inductor else [])
-    return Row(name, *interleaved(ways, make_args, opts.samples, calls))
+def copy_rate(opts):
+    source, target = torch.randn(16 << 20), torch.empty(16 << 20)
+    return 2 * source.nbytes / take_turns([(target.copy_, (source,))], max(opts.samples, 5), 3, opts.quantile)[0]
+
+
+def workloads(opts):
+    compile_with_tracejit(lambda x: x * 2 + 1)(torch.ones(4))  # imports are no part of these first calls
+    if opts.inductor:
+        compile_with_inductor(lambda x: x * 2 + 1)(torch.ones(4))
+    rate = copy_rate(opts)
+    heads = ["eager", "inductor", "tracejit", "x eager", "x inductor", "MB", "GB/s", "of copy_", "first", "inductor's"]
+    print(f"\ncopy_ of 64 MB: {rate / 1e9:.1f} GB/s\n{'workload':32}" + "".join(f"{head:>11}" for head in heads))
+    rows = []
+    for workload in WORKLOADS:
+        if opts.only in workload.name:
+            rows.append(measure(workload, opts))
+            show_measured(rows[-1], rate)
+    show_means(rows)
+    return rows
+
+
+def show_measured(m, rate):
+    moved = m.moved / m.tracejit
+    known = m.inductor is not None
+    cells = [in_units(m.eager), in_units(m.inductor) if known else "-", in_units(m.tracejit), f"{m.eager / m.tracejit:.2f}",
+             f"{m.inductor / m.tracejit:.2f}" if known else "-", f"{m.moved / 1e6:.3g}", f"{moved / 1e9:.1f}",
+             f"{moved / rate:.2f}", in_units(m.first), in_units(m.inductor_first) if known else "-"]
+    print(f"{m.name:32}" + "".join(f"{cell:>11}" for cell in cells), flush=True)
+
+
+def show_means(rows):
+    for name in ("eager", "inductor"):
+        ratios = [getattr(m, name) / m.tracejit for m in rows if getattr(m, name) is not None]
+        if ratios:
+            slower = sum(x < 1 for x in ratios)
+            print(f"geometric mean over {name}: {statistics.geometric_mean(ratios):.2f} "
+                  f"({len(ratios)} workloads; slower on {slower}, at least twice as fast on {sum(x >= 2 for x in ratios)})")
 
 
 # -- calls -----------------------------------------------------------------------------------------
 
-def one_op(a, b):
-    return a + b
-
-
-def three_ops(a, b):
-    return torch.relu(a + b) * b
-
-
-def call_overhead(opts):
-    def make_args():
-        return torch.randn(64), torch.randn(64)
-
-    return [
-        steady("2 tensors of 64, 1 op", one_op, make_args, opts, calls=2000),
-        steady("2 tensors of 64, 3 ops", three_ops, make_args, opts, calls=2000),
-    ]
-
-
-# -- first calls -----------------------------------------------------------------------------------
-
-def mutating_and_viewing(x, y):
-    """About thirty ops: views of views, slice writes, in-place arithmetic on arguments and intermediates."""
-    rows, columns = x[:16], x[:, 8:24]
-    rows.mul_(0.5).add_(1)
-    columns[:, ::2] = y[:, :8]
-    h = (x.t() @ y).relu_()
-    flat = h.view(-1)
-    flat[:64] += flat[64:128]
-    h[0] = 0
-    left, right = h.chunk(2, dim=1)
-    left.sub_(right.mean(1, keepdim=True))
-    gate = torch.sigmoid(left).mul_(right.tanh())
-    z = torch.cat([gate, left], dim=1).unsqueeze(0).expand(2, -1, -1).clone()
-    z[1].transpose(0, 1).clamp_(-1, 1)
-    z = z.masked_fill(z > 0.9, 0.0)
-    z.select(2, 0).fill_(2)
-    y.copy_(z.sum(0)[: y.shape[0], : y.shape[1]])
-    return F.softmax(z, dim=-1).mean(0), rows.sum()
-
-
-class Layer(nn.Module):
-    def __init__(self, width, heads):
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x):
-        batch, length, width = x.shape
-        qkv = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
-        return x + self.mlp(self.norm2(x))
-
-
-class Transformer(nn.Module):
-    def __init__(self, layers=4, width=128, heads=4, words=1000, context=64):
-        super().__init__()
-        self.words, self.positions = nn.Embedding(words, width), nn.Embedding(context, width)
-        self.layers = nn.Sequential(*(Layer(width, heads) for _ in range(layers)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
-
-    def forward(self, tokens):
-        x = self.words(tokens) + self.positions.weight[: tokens.shape[1]]
-        return self.head(self.norm(self.layers(x)))
-
-
-def first_call(name, fn, make_args, repeats, opts):
-    """The first call of newly compiled copies; for inductor one, since its caches would answer the second."""
-    fn(*make_args())
-    eager, jitted = [], []
-    for _ in range(repeats):
-        eager.append(seconds(fn, make_args()))
-        jitted.append(seconds(compile_with_tracejit(fn), make_args()))
-    inductor = seconds(compile_with_inductor(fn), make_args()) if opts.inductor else None
-    return Row(name, statistics.median(eager), statistics.median(jitted), inductor)
-
-
-def first_calls(opts):
-    def unrelated(x):
-        return x.cos().mul_(2)[1:]
-
-    rows = [first_call("very first in the process: imports of torch's own lazy parts", unrelated,
-                       lambda: (torch.randn(8),), 1, opts)]
-    rows.append(first_call("30 ops that mutate and view", mutating_and_viewing,
-                           lambda: (torch.randn(32, 32), torch.randn(32, 32)), 7, opts))
-    model = Transformer().eval()
-    tokens = torch.randint(1000, (2, 64))
-    rows.append(first_call("4-layer transformer, forward", model, lambda: (tokens,), 5, opts))
-    return rows
-
-
-# -- memory ----------------------------------------------------------------------------------------
-
-def add_to_row(x):
-    x[0].add_(1)
-
-
-def write_position(cache, pos, k):
-    cache[:, :, pos] = k
-
-
-def chain(x):
-    x.mul_(0.5).add_(1).clamp_(max=1.5).neg_()
-
-
-def writes(opts):
-    def cache_at(pos, *k_shape):
-        return lambda: (torch.zeros(1, 8, 8192, 64), pos, torch.randn(k_shape))
-
-    return [
-        steady("x[0].add_(1) on 32768 x 1024", add_to_row,
-               lambda: (torch.zeros(32768, 1024),), opts, calls=200),
-        steady("cache[:, :, pos] = k, 8192 positions, pos a tensor", write_position,
-               cache_at(torch.tensor([4095]), 1, 8, 1, 64), opts, calls=200),
-        steady("cache[:, :, pos] = k, 8192 positions, pos an int", write_position,
-               cache_at(4095, 1, 8, 64), opts, calls=200),
-        steady("4 in-place ops on 64 MB", chain, lambda: (torch.randn(16 * 1024 * 1024),), opts, calls=1),
-    ]
-
-
-# -- report ----------------------------------------------------------------------------------------
-
-def in_units(value):
-    for unit, scale in (("s", 1), ("ms", 1e3), ("us", 1e6)):
-        if abs(value) * scale >= 1:
-            return f"{value * scale:.3g} {unit}"
-    return f"{value * 1e6:.2f} us"
-
-
 def show(title, rows, opts):
     """A first call is not set in relation to eager's: what counts there is what it adds."""
     first = title == "first call"
-    heads = ["eager", "tracejit", "added"] + ([] if first else ["/ eager"])
-    heads += ["inductor", "/ inductor"] if opts.inductor else []
+    heads = ["eager", "tracejit", "added"] + ([] if first else ["x eager"])
+    heads += ["inductor", "x inductor"] if opts.inductor else []
     print(f"\n{title:64}" + "".join(f"{head:>12}" for head in heads))
     for row in rows:
         cells = [in_units(row.eager), in_units(row.tracejit), in_units(row.tracejit - row.eager)]
-        cells += [] if first else [f"{row.tracejit / row.eager:.2f}"]
+        cells += [] if first else [f"{row.eager / row.tracejit:.2f}"]
         if row.inductor is not None:
-            cells += [in_units(row.inductor), f"{row.tracejit / row.inductor:.2f}"]
+            cells += [in_units(row.inductor), f"{row.inductor / row.tracejit:.2f}"]
         print(f"  {row.name:62}" + "".join(f"{cell:>12}" for cell in cells))
 
+
+def calls(opts):
+    tables = {}
+    for title, table in (("first call", first_calls), ("call with everything cached", call_overhead),
+                         ("writes in place", writes)):
+        tables[title] = table(opts)
+        show(title, tables[title], opts)
+    return tables
+
+
+# -- report ----------------------------------------------------------------------------------------
 
 def machine():
     return {"torch": torch.__version__, "python": platform.python_version(), "cores": os.cpu_count(),
@@ -223,22 +158,28 @@ def parse_options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--inductor", action="store_true", help="torch.compile as well (needs a C++ compiler)")
     parser.add_argument("--samples", type=int, default=15, help="of each row, interleaved (default: 15)")
+    parser.add_argument("--quantile", type=float, default=0.5, help="of the samples (default: 0.5); lower on a busy machine")
+    parser.add_argument("--only", default="", help="workloads whose name contains this, and no other table")
+    parser.add_argument("--threads", type=int, help="of torch (default: as many as it takes)")
+    parser.add_argument("--tables", default="calls,workloads", help="which of them (default: both)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there as well")
     return parser.parse_args()
 
 
 def main():
     opts = parse_options()
+    if opts.threads:
+        torch.set_num_threads(opts.threads)
     torch.manual_seed(0)
     print(", ".join(f"{key} {value}" for key, value in machine().items()))
     tables = {}
     # Inductor's first calls are to be first ones: nothing on disk from an earlier process.
     with torch.no_grad(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as empty:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = empty
-        for title, measure in (("first call", first_calls), ("call with everything cached", call_overhead),
-                               ("writes in place", writes)):
-            tables[title] = measure(opts)
-            show(title, tables[title], opts)
+        if "calls" in opts.tables and not opts.only:
+            tables.update(calls(opts))
+        if "workloads" in opts.tables:
+            tables["workloads"] = workloads(opts)
     if opts.json:
         rows = {title: [asdict(row) for row in rows] for title, rows in tables.items()}
         opts.json.write_text(json.dumps({"machine": machine(), "seconds": rows}, indent=1) + "\n")

@@ -121,7 +121,7 @@ def private_names_used():
     """Full names of what tracejit/torch_private.py looks up."""
     names = set()
     for node in ast.walk(ast.parse((ROOT / "tracejit" / "torch_private.py").read_text())):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "_find":
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("_find", "_find_optional"):
             names.add(f"torch.{node.args[0].value}")
         elif isinstance(node, ast.ImportFrom) and node.module.startswith("torch._"):
             names.update(f"{node.module}.{alias.name}" for alias in node.names)

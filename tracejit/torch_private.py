@@ -6,7 +6,7 @@ warning that says so: nothing else depends on them.
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import torch
 from torch._subclasses.fake_tensor import (DataDependentOutputException, DynamicOutputShapeException, FakeTensor,
@@ -48,6 +48,19 @@ _has_kernel: Callable = _find("_C._dispatch_has_kernel_for_dispatch_key")
 def saved_tensor_hooks() -> Any:
     """The innermost (pack, unpack) pair of `torch.autograd.graph.saved_tensors_hooks`, or None."""
     return _top_hooks(False)
+
+
+def _find_optional(path: str) -> Any:
+    """The attribute at a dotted path below `torch`, or None: there is a slower public way."""
+    found: Any = torch
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+empty_strided: Optional[Callable] = _find_optional("_C._dynamo.guards._empty_strided_cpu")       # (sizes, strides, dtype)
+# The address of a C function `void *(PyObject *)` that returns a tensor's data_ptr().
+tensor_data_function: Optional[int] = _find_optional("_C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr")
 
 
 @functools.lru_cache(None)

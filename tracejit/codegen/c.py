@@ -36,6 +36,7 @@ class Dialect:
     letter: dict[str, str] = {}                                # register type -> suffix of helper functions
     primitives: dict[str, str] = {}
     vector_pragma: str = ""
+    transpose: str = ""                                        # (from, step, to, width) of 16 x 16 words, if there is one
     index_type: str = "long long"
 
     def load(self, dtype: torch.dtype, at: str) -> str:
@@ -174,6 +175,9 @@ class Writer:
             return f"{a} != 0"
         if source.is_floating_point and not e.dtype.is_floating_point:
             return f"tj_to_{self.d.letter[self.d.register[e.dtype]]}_{self.d.letter[self.d.register[source]]}({a})"
+        if source is torch.bool:                               # compilers do not vectorize conversions of _Bool well
+            one = self.d_literal(1.0 if e.dtype.is_floating_point else 1, e.dtype)
+            return f"{a} ? {one} : 0"
         back = e.dtype.is_floating_point and e.args[0].op == "cast" and e.args[0].args[0].dtype.is_floating_point
         if back and not source.is_floating_point:              # compilers make it one truncation, which keeps the sign of zero
             return f"{a} == 0 ? 0 : ({self.d.register[e.dtype]}){a}"

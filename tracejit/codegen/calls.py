@@ -10,7 +10,8 @@ import torch
 from ..ir.proxy import TensorConstant, TensorProxy
 from ..ir.trace import BoundSymbol
 
-_PRIM_ARGUMENTS = {"constant": ("value",), "exact_copy": ("self",), "restride": ("self", "size", "stride")}
+_PRIM_ARGUMENTS = {"constant": ("value",), "exact_copy": ("self",), "restride": ("self", "size", "stride"),
+                   "nll_loss_gather": ("self", "dim", "index")}
 
 
 @dataclass(frozen=True, eq=False)

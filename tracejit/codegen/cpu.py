@@ -22,6 +22,7 @@ class CpuDialect(Dialect):
     register = {**memory, torch.bfloat16: "float", torch.float16: "float", torch.bool: "_Bool"}
     letter = {"float": "f", "double": "d", "i64": "l", "int": "i", "short": "h", "signed char": "b", "u8": "u", "_Bool": "B"}
     vector_pragma = "#pragma omp simd"
+    transpose = "tj_transpose16"
     index_type = "i64"
     primitives = {
         "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "neg": "-{0}",
@@ -83,6 +84,7 @@ class Function:
     text: str
     buffers: tuple[str, ...]
     schedule: str
+    threads: int
 
 
 def function_of(kernel: Kernel) -> Function:
@@ -94,7 +96,7 @@ def function_of(kernel: Kernel) -> Function:
         lines += [f"static void NAME_range{n}(void *const *p, i64 lo, i64 hi, char *part, char *done, int *err) {{",
                   *Block([pointers, block]).text(), "}"]
     lines += _task(body) + _entry(kernel, w, body, pointers)
-    return Function("\n".join(lines), tuple(kernel.buffers), kernel.schedule)
+    return Function("\n".join(lines), tuple(kernel.buffers), kernel.schedule, most_threads(kernel, body))
 
 
 def _pointers(kernel: Kernel, w: Writer) -> Block:
@@ -117,8 +119,14 @@ def _task(body: Body) -> list[str]:
     return lines
 
 
+def most_threads(kernel: Kernel, body: Body) -> int:
+    """How many threads have enough to do."""
+    work = (kernel.bytes_read + kernel.bytes_written) // GRAIN + kernel.operations // (4 * GRAIN)
+    return max(1, min(work, body.units, MOST_THREADS))
+
+
 def _entry(kernel: Kernel, w: Writer, body: Body, pointers: Block) -> list[str]:
-    work = max(1, min((kernel.bytes_read + kernel.bytes_written) // GRAIN + kernel.operations // (4 * GRAIN), body.units, MOST_THREADS))
+    work = most_threads(kernel, body)
     lines = ["static int NAME(int nt, void *const *p) {", f"  int bad = 0; nt = nt > {work} ? {work} : nt < 1 ? 1 : nt;"]
     if body.slots:
         lines.append(f"  char part[{8 * body.slots * MOST_THREADS}] __attribute__((aligned(64))), done[{8 * body.slots}] __attribute__((aligned(64)));")

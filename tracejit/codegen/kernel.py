@@ -104,6 +104,7 @@ class Kernel:
     bytes_written: int = 0
     operations: int = 0
     checks: bool = False                 # may report an error
+    same_as: Optional["Kernel"] = None   # equal up to the names of buffers, and rendered as that one
 
     @property
     def outer_size(self) -> int:

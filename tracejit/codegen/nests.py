@@ -1,14 +1,17 @@
 """A region as a sequence of nests, each of which is one kernel.
 
-One walk in program order: a call joins the first nest at or after those that it needs whose iteration space it shares,
-else opens one at the end. Since it never joins a nest before one it needs, the sequence is an order. What does not
-lower together after all loses its last call to a nest of its own, until it does.
+One walk in program order: a call joins the first nest at or after those that it needs whose iteration space it shares
+and with which it has to do, else opens one at the end. Since it never joins a nest before one it needs, the sequence is
+an order. What does not lower together after all loses its last call to a nest of its own, until it does.
+Calls that share no memory and no values (steps of an optimizer on many parameters) are nests of their own: equal
+ones become one function.
 
 Small and cheap values that only larger ones read belong to no nest: they are computed wherever they are read.
 """
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from typing import Optional
 
 from ..ir.memory import overlaps
@@ -18,6 +21,7 @@ from .calls import Call, Region, call_of, reads
 from .kernel import CannotLower, Kernel
 from .lower import Nest, lower
 from .ops import reduced_dims, row_of
+from .repeats import Repeats, Signature
 
 LOOK = 8                     # how many nests beyond the first possible one are tried
 
@@ -32,6 +36,13 @@ class Nests:
         self.nests: list[Nest] = []
         self.nest_of: dict[Call, Nest] = {}
         self.kernels: list[tuple[Nest, Kernel]] = []
+        self.number: dict[Nest, int] = {}
+        self.of_part: dict[int, list[Nest]] = {}
+        self.part = parts(self.region)
+        self.written: dict[int, list[Call]] = {}               # placed stores, and placed readers of what is stored to
+        self.read: dict[int, list[tuple[Call, TensorProxy]]] = {}
+        self.after_raising = 0
+        self.repeats = Repeats()
         self._consumers()
         for c in calls:
             if not c.is_view and not self._floats(c):
@@ -81,55 +92,58 @@ class Nests:
 
     def _place(self, c: Call) -> None:
         first = self._first_possible(c)
-        for nest in self.nests[first:first + LOOK]:
-            if self._joins(nest, c):
-                nest.calls.append(c)
-                break
-        else:
+        own = self.of_part.setdefault(self.part[c], [])
+        possible = own[bisect_left(own, first, key=self.number.__getitem__):]
+        nest = next((n for n in possible[:LOOK] if self._joins(n, c)), None)
+        if nest is None:
             shape, reduced, _ = self._space(c)
-            nest = Nest(shape, reduced, [c])
+            nest = Nest(shape, reduced, [])
+            self.number[nest] = len(self.nests)
             self.nests.append(nest)
+            own.append(nest)
+        nest.calls.append(c)
         self.nest_of[c] = nest
+        self._note(c, self.number[nest])
+
+    def _note(self, c: Call, number: int) -> None:
+        """What later calls must know of a placed one."""
+        for p in reads(c):
+            if p.storage in self.region.stores:
+                self.read.setdefault(p.storage, []).append((c, p))
+        if c.is_store:
+            self.written.setdefault(c.tensors[0].storage, []).append(c)
+        elif c.bsym.sym.may_raise([a.dtype for a in c.tensors]):
+            self.after_raising = max(self.after_raising, number + 1)
 
     def _number(self, c: Call) -> int:
-        return self.nests.index(self.nest_of[c])
+        return self.number[self.nest_of[c]]
 
     def _first_possible(self, c: Call) -> int:
-        """After everything that it needs, by data and by memory."""
-        first = 0
+        """After everything that it needs, by data and by memory. Calls that float read nothing that is stored to."""
+        first = self.after_raising if c.is_store else 0
         for p in reads(c):
-            apart = 1 if not c.is_store and row_of(c).kind == "gather" else 0
             for m in self._makers(p):
+                apart = not c.is_store and row_of(c).kind == "gather" and not self._picks_from_rows(c, p, self.nest_of[m])
                 first = max(first, self._number(m) + apart)
-        for d in self.region.calls[:c.position]:
-            if d in self.nest_of:
-                first = max(first, self._number(d) + self._memory_distance(d, c))
-        return first
-
-    def _memory_distance(self, d: Call, c: Call) -> int:
-        """0: c may run with d or later; 1: strictly later; below 0: no matter (d comes first in the program)."""
-        far = -len(self.nests) - 1
-        distance = far
-        if d.is_store:
-            w = d.tensors[0]
-            for p in (*reads(c), *(c.tensors[:1] if c.is_store else ())):
-                if p.storage == w.storage and overlaps(p.bytes, w.bytes):
-                    distance = max(distance, 0 if w.same_view(p) and not c.is_store else 1)
+        for p in (*reads(c), *(c.tensors[:1] if c.is_store else ())):
+            for d in self.written.get(p.storage, ()):
+                w = d.tensors[0]
+                if overlaps(p.bytes, w.bytes):
+                    first = max(first, self._number(d) + (0 if w.same_view(p) and not c.is_store else 1))
         if c.is_store:
             w = c.tensors[0]
-            if any(p.storage == w.storage and overlaps(p.bytes, w.bytes) for p in self._all_reads(d)):
-                distance = max(distance, 0)
-            if d.bsym.sym.may_raise([a.dtype for a in d.tensors]):
-                distance = max(distance, 1)
-        return distance
+            for d, p in self.read.get(w.storage, ()):
+                if overlaps(p.bytes, w.bytes):
+                    first = max(first, self._number(d))
+        return first
 
-    def _all_reads(self, d: Call) -> list[TensorProxy]:
-        """What it reads itself, and through calls that float."""
-        found = []
-        for p in reads(d):
-            maker = self.region.made(p.storage)
-            found += [p] if maker is None or maker in self.nest_of else self._all_reads(maker)
-        return found
+    def _picks_from_rows(self, c: Call, p: TensorProxy, nest: Nest) -> bool:
+        """`gather(rows, 1, index)`: each row of the nest picks one of its own elements, which is computed again."""
+        if nest.reduced is None or len(nest.reduced) != 1 or c.name not in ("gather", "nll_loss_gather"):
+            return False
+        source, index, d = c.tensors[0], c.tensors[1], nest.reduced[0]
+        return (source.shape == nest.shape and c.args["dim"] % len(nest.shape) == d and index.shape[d] == 1
+                and index.shape == tuple(1 if k == d else n for k, n in enumerate(nest.shape)))
 
     def _joins(self, nest: Nest, c: Call) -> bool:
         shape, reduced, size = self._space(c)
@@ -137,9 +151,8 @@ class Nests:
             return self._joins_reduction(nest, c, shape, reduced)
         if nest.reduced is None:
             return size == nest.size and size > 0
-        depends = any(self.nest_of.get(m) is nest for p in reads(c) for m in self._makers(p))
         if size == nest.rows and size != nest.size:
-            return depends
+            return True
         return size == nest.size and size > 0 and (not nest.shares_rows or not self._needs_reduction(nest, c))
 
     def _joins_reduction(self, nest: Nest, c: Call, shape: tuple[int, ...], reduced: tuple[int, ...]) -> bool:
@@ -182,7 +195,8 @@ class Nests:
             return self.nest_of.get(c, nest) is nest
         def wanted(p: TensorProxy) -> bool:
             return p.storage in self.outputs or any(self._reads_elsewhere(u, nest) for u in self.consumers.get(p.storage, ()))
-        return lower(nest, self.region, here, wanted)
+        signature = Signature(nest, self.region, lambda c: c not in self.nest_of, wanted)
+        return self.repeats.kernel(signature, lambda: lower(nest, self.region, here, wanted))
 
     def _reads_elsewhere(self, user: Call, nest: Nest) -> bool:
         """Does `user`, or whoever computes it in place, run in another nest?"""
@@ -211,3 +225,26 @@ class Nests:
         stored = {b.storage for _, k in self.kernels for b in k.buffers.values() if b.written}
         return {s: r for s, r in self.region.roots.items() if s in stored}
 
+
+def parts(region: Region) -> dict[Call, int]:
+    """Calls by the part of the region that they belong to: parts share no memory and no values.
+
+    One element that several read, like the rate of an optimizer step, does not make them one part.
+    """
+    largest = max((o.numel for c in region.calls for o in c.bsym.tensor_outputs), default=1)
+    leader: dict[int, int] = {}
+
+    def find(s: int) -> int:
+        leader.setdefault(s, s)
+        while leader[s] != s:
+            leader[s] = s = leader[leader[s]]
+        return s
+    for c in region.calls:
+        every = [*c.tensors, *c.bsym.tensor_outputs]
+        joined = [find(p.storage) for p in every if p.numel > 1 or largest == 1] or [find(p.storage) for p in every[-1:]]
+        leader.update((s, joined[0]) for s in joined)
+    found = {}
+    for c in region.calls:
+        every = [*c.tensors, *c.bsym.tensor_outputs]
+        found[c] = find(next((p.storage for p in every if p.numel > 1 or largest == 1), every[-1].storage))
+    return found

@@ -106,6 +106,14 @@ EW float tj_exp_f(float x) {
   return p * tj_float_of((u32)(h + 127) << 23) * tj_float_of((u32)(i - h + 127) << 23);
 }
 
+EW float tj_exp_near_f(float x) {                                    /* -80 < x < 80: no overflow, no denormals */
+  float n = __builtin_rintf(x * 0x1.715476p+0f);
+  float r = __builtin_fmaf(n, -0x1.62e8000000000p-1f, x); r = __builtin_fmaf(n, 0x1.e8082e0000000p-16f, r);
+  float p = __builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(0x1.a1b5460000000p-13f, r, 0x1.6d96ce0000000p-10f), r, 0x1.1110800000000p-7f), r, 0x1.5554800000000p-5f), r, 0x1.5555560000000p-3f), r, 0x1.0000000000000p-1f);
+  p = __builtin_fmaf(p, r * r, r) + 1.f;
+  return tj_float_of(tj_bits_of(p) + ((u32)(int)n << 23));
+}
+
 EW double tj_scale(double p, double n) { return p * tj_double_of((u64)((i64)n + 1023) << 52); }
 
 EW double tj_expm1_core(double r) {
@@ -167,7 +175,7 @@ EW float tj_cosh_f(float x) { double e = tj_exp_wide(__builtin_fabs((double)x));
 
 EW float tj_tanh_f(float x) {
   float a = __builtin_fabsf(x), y = a > 10.f ? 10.f : a, s = x * x;
-  float e = tj_exp_f(2.f * y), far = 1.f - 2.f / (e + 1.f);
+  float e = tj_exp_near_f(2.f * y), far = 1.f - 2.f / (e + 1.f);
   float p = __builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(0x1.18c8e40000000p-9f, s, -0x1.0bf22e0000000p-7f), s, 0x1.638bb00000000p-6f), s, -0x1.b9eeb00000000p-5f), s, 0x1.1110680000000p-3f), s, -0x1.5555540000000p-2f);
   float near = __builtin_fmaf(p * s, x, x);
   return a < 0.625f ? near : x != x ? x : __builtin_copysignf(far, x);
@@ -291,7 +299,7 @@ EW float tj_pow_f(float x, float y) {
 EW float tj_erf_f(float x) {
   float t = __builtin_fabsf(x), s = x * x, y = t > 4.f ? 4.f : t;
   float q = __builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(0x1.3413ae0000000p-20f, y, -0x1.35b7920000000p-16f), y, 0x1.c366f60000000p-14f), y, -0x1.40ce680000000p-14f), y, -0x1.7bce6e0000000p-9f), y, 0x1.79ae220000000p-6f), y, -0x1.b28c620000000p-4f), y, -0x1.4505380000000p-1f), y, -0x1.21037e0000000p+0f), y, 0x1.5a2afa0000000p-14f);
-  float far = __builtin_copysignf(1.f - tj_exp_f(q), x);
+  float far = __builtin_copysignf(1.f - tj_exp_near_f(q), x);
   float p = __builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(-0x1.5febec0000000p-17f, s, 0x1.e2aab40000000p-14f), s, -0x1.be45de0000000p-11f), s, 0x1.5645180000000p-8f), s, -0x1.b82bbc0000000p-6f), s, 0x1.ce2f1a0000000p-4f), s, -0x1.8127460000000p-2f), s, 0x1.06eba80000000p-3f);
   return t < 0.9f ? __builtin_fmaf(p, x, x) : x != x ? x : far;
 }
@@ -346,3 +354,38 @@ EW double tj_softplus_d(double x, double b, double t) { return x * b > t ? x : _
 EW float tj_elu_f(float x, float n, float p, float i) { return x < 0 ? tj_expm1_f(x * i) * n : x * p; }
 
 EW double tj_elu_d(double x, double n, double p, double i) { return x < 0 ? __builtin_expm1(x * i) * n : x * p; }
+
+typedef u32 v16_t __attribute__((vector_size(64), aligned(4), may_alias));
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (v16_t){__VA_ARGS__})
+#endif
+EW void tj_transpose16(const void *from, i64 step, void *to, i64 width) {  /* 16 x 16 words; pairs, then quadruples, then lanes of 128 bits */
+  v16_t r[16], s[16];
+  #pragma GCC unroll 16
+  for (int i = 0; i < 16; i++) r[i] = *(const v16_t *)((const u32 *)from + i * step);
+  #pragma GCC unroll 8
+  for (int i = 0; i < 16; i += 2) {
+    s[i] = SHUFFLE(r[i], r[i + 1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+    s[i + 1] = SHUFFLE(r[i], r[i + 1], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+  }
+  #pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+    r[i] = SHUFFLE(s[i], s[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+    r[i + 1] = SHUFFLE(s[i], s[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+    r[i + 2] = SHUFFLE(s[i + 1], s[i + 3], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+    r[i + 3] = SHUFFLE(s[i + 1], s[i + 3], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+  }
+  #pragma GCC unroll 4
+  for (int c = 0; c < 4; c++) {
+    v16_t a = SHUFFLE(r[c], r[c + 4], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+    v16_t b = SHUFFLE(r[c], r[c + 4], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    v16_t d = SHUFFLE(r[c + 8], r[c + 12], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+    v16_t e = SHUFFLE(r[c + 8], r[c + 12], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    *(v16_t *)((u32 *)to + c * width) = SHUFFLE(a, d, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+    *(v16_t *)((u32 *)to + (c + 4) * width) = SHUFFLE(b, e, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+    *(v16_t *)((u32 *)to + (c + 8) * width) = SHUFFLE(a, d, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    *(v16_t *)((u32 *)to + (c + 12) * width) = SHUFFLE(b, e, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+  }
+}

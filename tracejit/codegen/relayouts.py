@@ -137,10 +137,10 @@ def _index_select(v: Any, call: Call, index: Indices) -> Expr:
     return v.read(x, _replaced(index, d, at), call)
 
 
-def _gather(v: Any, call: Call, index: Indices) -> Expr:
+def _gather(v: Any, call: Call, index: Indices, error: str = "RuntimeError") -> Expr:
     x = _self(call)
     d = call.args["dim"] % max(len(index), 1)
-    at = v.checked(v.read(call.args["index"], index, call), x.shape[d], "RuntimeError", False)
+    at = v.checked(v.read(call.args["index"], index, call), x.shape[d], error, False)
     return v.read(x, _replaced(index, d, at), call)
 
 
@@ -230,6 +230,7 @@ RELAYOUTS: dict[str, Row] = {
     "diagonal_scatter": _relayout(_diagonal_scatter),
     "index_select": Row("gather", _index_select, (), DTYPES, accepts=_gather_ok),
     "gather": Row("gather", _gather, (), DTYPES, accepts=_gather_ok),
+    "nll_loss_gather": Row("gather", lambda v, call, index: _gather(v, call, index, "Target"), (), DTYPES, accepts=_gather_ok),
     "embedding": Row("gather", _embedding, (), DTYPES, accepts=_embedding_ok),
     "index": Row("gather", _advanced_index, (), DTYPES, accepts=_index_ok),
     "zero": _ZERO, "zeros": _ZERO, "zeros_like": _ZERO, "new_zeros": _ZERO, "ones": _ONE, "ones_like": _ONE, "new_ones": _ONE,

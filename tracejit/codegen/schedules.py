@@ -13,9 +13,10 @@ from typing import Callable
 
 from .c import CLAUSE, FOLD, Block, Dialect, Writer, finished, first_value, loses_nan
 from .index import Var
-from .kernel import Kernel, Reduction, Stage, below
+from .kernel import Expr, Kernel, Reduction, Stage, below
 
 COLUMNS, ROW_BLOCK = 256, 16  # columns of a unit; rows that are summed in the element type before they are added in double
+FEW_UNITS = 8                 # fewer blocks of rows than this leave threads without work
 TILE = 64
 SHARED_ROW = 16384
 
@@ -78,11 +79,8 @@ def _tiled(w: Writer, k: Kernel) -> Body:
         inside.append(f"for (i64 J = 0; J < {j.size}; J += {TILE}) {{")
         tile = Block([f"const i64 nj = {j.size} - J < {TILE} ? {j.size} - J : {TILE};"])
         for e in turned:
-            tile.append(f"{w.d.register[e.dtype]} T{e.number}[{TILE}][{TILE}];")
             w.special[e] = f"T{e.number}[p][q]"
-            at = w.d.load(e.dtype, f"{w.pointers[e.extra[0]]}[{w.index(e.index)}]")
-            tile.append(f"for (int q = 0; q < nj; q++) for (int p = 0; p < na; p++) {{ const i64 i{a.number} = A + p, "
-                        f"i{j.number} = J + q; T{e.number}[p][q] = {at}; }}")
+            tile += _turned(w, e, a, j)
         body = Block([f"const i64 i{a.number} = A + p;"])
         w.at_loop({j})
         inner = Block([f"const i64 i{j.number} = J + q;"])
@@ -94,6 +92,25 @@ def _tiled(w: Writer, k: Kernel) -> Body:
         inside += [tile, "}"]
     w.rows(block, [*rest, tile_rows], unit)
     return Body([block], blocks * math.prod(v.size for v in rest), [])
+
+
+def _turned(w: Writer, e: Expr, a: Var, j: Var) -> list[str]:
+    """T[p][q]: the tile of a load, transposed. Whole tiles of words go by shuffles, from memory or from the converted S[q][p]."""
+    kind, n = w.d.register[e.dtype], e.number
+    at = f"{w.pointers[e.extra[0]]}[{w.index(e.extra[1])}]"
+    where = f"const i64 i{a.number} = A + p, i{j.number} = J + q;"
+    lines = [f"{kind} T{n}[{TILE}][{TILE}] __attribute__((aligned(64)));"]
+    plain = [f"for (int q = 0; q < nj; q++) for (int p = 0; p < na; p++) {{ {where} T{n}[p][q] = {w.d.load(e.dtype, at)}; }}"]
+    if not w.d.transpose or kind not in ("float", "int"):
+        return lines + plain
+    whole, source, step = [], f"&{at}", e.extra[1].coefficient(j)
+    if w.d.memory[e.dtype] != kind:
+        whole = [f"  {kind} S[{TILE}][{TILE}] __attribute__((aligned(64)));", f"  for (int q = 0; q < {TILE}; q++) {{", f"  {w.d.vector_pragma}",
+                 f"  for (int p = 0; p < {TILE}; p++) {{ {where} S[q][p] = {w.d.load(e.dtype, at)}; }} }}"]
+        source, step = "&S[q][p]", TILE
+    whole.append(f"  for (int q = 0; q < {TILE}; q += 16) for (int p = 0; p < {TILE}; p += 16) {{ {where} "
+                 f"{w.d.transpose}({source}, {step}, &T{n}[p][q], {TILE}); }}")
+    return [*lines, f"if (na == {TILE} && nj == {TILE}) {{", *whole, "} else", *plain]
 
 
 # ------------------------------------------------------------ reductions of a row
@@ -191,7 +208,8 @@ def _column_lane(k: Kernel) -> Var:
 def _column(w: Writer, k: Kernel) -> Body:
     lane = _column_lane(k)
     rest = [v for v in k.outer if v != lane]
-    wide = min(COLUMNS, max(16, -(-lane.size // 32) * 16))
+    shares = 1 if math.prod(v.size for v in rest) >= FEW_UNITS else 2      # of a row: whole ones are read fastest
+    wide = min(COLUMNS, max(16, -(-lane.size // (16 * shares)) * 16))
     blocks, block = -(-lane.size // wide), Block()
     column_block = Var(1_000_000, blocks)
 

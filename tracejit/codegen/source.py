@@ -1,12 +1,11 @@
 """A region's kernels -> one C text with one entry, `int tj_region(int threads, void *const *pointers)`."""
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from dataclasses import dataclass, field
 
 from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol
-from .cpu import Function, function_of, with_helpers
+from .cpu import GRAIN, MOST_THREADS, Function, function_of, with_helpers
 from .kernel import Buffer, Kernel
 from .nests import Nests
 
@@ -15,7 +14,7 @@ ENTRY = "tj_region"
 
 @dataclass(frozen=True)
 class Source:
-    """`buffers`: what each pointer of the entry shows; index 0 of a buffer is its storage's first element.
+    """`buffers`: what each pointer of the entry shows, kernel by kernel; index 0 of a buffer is its storage's first element.
     `made`: the roots of storages that the region makes, results and temporaries."""
 
     text: str
@@ -23,33 +22,94 @@ class Source:
     made: dict[int, TensorProxy]
     kernels: tuple[Kernel, ...]
     checks: bool
+    threads: int                         # how many the largest kernel has work for
+
+
+@dataclass
+class Batch:
+    """Kernels that are one function and do not depend on each other."""
+
+    name: str
+    function: Function
+    kernels: list[Kernel] = field(default_factory=list)
+
+    @property
+    def work(self) -> int:
+        """Threads' worth of it."""
+        k = self.kernels[0]
+        return len(self.kernels) * (k.bytes_read + k.bytes_written + k.operations // 4) // GRAIN
+
+    @property
+    def shared(self) -> bool:
+        """Each of its kernels is one thread's work, and together they are more."""
+        return len(self.kernels) > 1 and self.function.threads == 1 and self.work > 1
+
+    @property
+    def threads(self) -> int:
+        return min(self.work, len(self.kernels), MOST_THREADS) if self.shared else self.function.threads
 
 
 def source_of(region: BoundSymbol) -> Source:
     """Raises CannotLower when some call has no lowering."""
     nests = Nests(region)
-    kernels = [k for _, k in nests.kernels]
-    functions = [function_of(k) for k in kernels]
-    buffers: dict[str, Buffer] = {}
-    for k in kernels:
-        for b in k.buffers.values():
-            if b.name not in buffers or b.written:
-                buffers[b.name] = b
+    batches = _batches([k for _, k in nests.kernels])
+    texts = {b.name: b.function.text.replace("NAME", b.name) for b in batches}
+    kernels = tuple(k for b in batches for k in b.kernels)
+    text = with_helpers("\n".join([*texts.values(), *_entry(batches)]))
+    return Source(text, tuple(b for k in kernels for b in k.buffers.values()), nests.made_storages, kernels,
+                  any(k.checks for k in kernels), max((b.threads for b in batches), default=1))
+
+
+def _batches(kernels: list[Kernel]) -> list[Batch]:
+    """In an order that keeps what depends on each other apart; kernels that may report an error stay where they are."""
+    functions: dict[int, Function] = {}
     names: dict[str, str] = {}
-    texts = []
-    for f in functions:
-        if f.text not in names:
-            names[f.text] = f"k{len(names)}"
-            texts.append(f.text.replace("NAME", names[f.text]))
-    text = with_helpers("\n".join([*texts, *_entry(kernels, functions, names, list(buffers))]))
-    return Source(text, tuple(buffers.values()), nests.made_storages, tuple(kernels), any(k.checks for k in kernels))
+    batches: list[Batch] = []
+    of_name: dict[str, list[int]] = {}
+    read: dict[int, int] = {}                                  # storage -> the last batch that reads or writes it
+    written: dict[int, int] = {}
+    fixed = 0
+    for k in kernels:
+        original = k.same_as or k
+        function = functions.get(id(original)) or function_of(original)
+        functions[id(original)] = function
+        name = names.setdefault(function.text, f"k{len(names)}")
+        first = fixed
+        for b in k.buffers.values():
+            first = max(first, written.get(b.storage, -1) + 1, read.get(b.storage, -1) + 1 if b.written else 0)
+        at = next((n for n in of_name.get(name, ()) if n >= first), None) if not k.checks else None
+        if at is None:
+            at = len(batches)
+            batches.append(Batch(name, function))
+            of_name.setdefault(name, []).append(at)
+        batches[at].kernels.append(k)
+        fixed = at + 1 if k.checks else fixed
+        for b in k.buffers.values():
+            noted = written if b.written else read
+            noted[b.storage] = max(noted.get(b.storage, -1), at)
+    return batches
 
 
-def _entry(kernels: list[Kernel], functions: list[Function], names: dict[str, str], buffers: list[str]) -> list[str]:
-    lines = [f"int {ENTRY}(int nt, void *const *p) {{", "  int bad = 0;"]
-    for k, f in zip(kernels, functions):
-        pointers = ", ".join(f"p[{buffers.index(b)}]" for b in f.buffers)
-        lines.append(f"  {{ void *const q[] = {{{pointers or '0'}}}; bad = {names[f.text]}(nt, q); {'if (bad) return bad; ' if k.checks else ''}}}")
-    return lines + ["  return bad;", "}"]
+def _entry(batches: list[Batch]) -> list[str]:
+    """The entry, below what runs each batch of several kernels."""
+    loops, lines, at = [], [f"int {ENTRY}(int nt, void *const *p) {{", "  int bad = 0;"], 0
+    for n, b in enumerate(batches):
+        count, pointers = len(b.kernels), len(b.function.buffers)
+        if count == 1:
+            lines.append(f"  bad = {b.name}(nt, p + {at});" + (" if (bad) return bad;" if b.kernels[0].checks else ""))
+        else:
+            loops += _loop(f"batch{n}", b, count, pointers)
+            lines.append(f"  batch{n}(nt, p + {at});")
+        at += count * pointers
+    return [*loops, *lines, "  return bad;", "}"]
 
 
+def _loop(name: str, b: Batch, count: int, pointers: int) -> list[str]:
+    each = f"{b.name}({{}}, p + i * {pointers});"
+    if not b.shared:
+        return [f"static void {name}(int nt, void *const *p) {{ for (i64 i = 0; i < {count}; i++) {each.format('nt')} }}"]
+    return [f"static void {name}_range(void *const *p, i64 lo, i64 hi) {{ for (i64 i = lo; i < hi; i++) {each.format(1)} }}",
+            f"static void {name}_task(void *p) {{ i64 t = omp_get_thread_num(), n = omp_get_num_threads();",
+            f"  {name}_range(p, {count} * t / n, {count} * (t + 1) / n); }}",
+            f"static void {name}(int nt, void *const *p) {{ nt = nt > {b.threads} ? {b.threads} : nt;",
+            f"  if (nt > 1) GOMP_parallel({name}_task, (void *)p, nt, 0); else {name}_range(p, 0, {count}); }}"]

@@ -6,7 +6,7 @@ from typing import Callable, Optional
 
 import torch
 
-from ..torch_private import storage_use_count
+from ..torch_private import empty_strided, storage_use_count
 
 LARGE = 8 << 20              # bytes from which an allocation is likely to be fresh pages
 PAGE = 2 << 20
@@ -25,16 +25,25 @@ _MADVISE = _madvise()
 _kept: dict[int, int] = {}                                     # bytes by allocator
 
 
-def allocator(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
-    """A function that returns an uninitialized tensor of this layout.
+def maker(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> tuple[Callable, tuple]:
+    """(function, its arguments): a call returns an uninitialized tensor of this layout.
 
     A large one takes its last result's storage again once nobody else holds it, and asks for huge pages otherwise.
     """
     nbytes = (1 + sum(s * (n - 1) for s, n in zip(stride, shape))) * dtype.itemsize if all(shape) else 0
-    empty = torch.empty_strided
     if nbytes < LARGE:
-        return lambda: empty(shape, stride, dtype=dtype)
-    return _Recycler(shape, stride, dtype, nbytes).take
+        return (empty_strided, (shape, stride, dtype)) if empty_strided is not None else (_empty, (shape, stride, dtype))
+    return _Recycler(shape, stride, dtype, nbytes).take, ()
+
+
+def allocator(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+    """As one function."""
+    function, arguments = maker(shape, stride, dtype)
+    return lambda: function(*arguments)
+
+
+def _empty(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, stride, dtype=dtype)
 
 
 class _Recycler:

@@ -4,29 +4,25 @@ Without a compiler, or when one fails, regions go to the torch fallback, and one
 """
 from __future__ import annotations
 
-import ctypes
 import warnings
 from dataclasses import replace
-from typing import Any, Callable, Optional
+from typing import Optional
 
 import torch
 
 from ..codegen.calls import Call, call_of
 from ..codegen.kernel import DTYPES, CannotLower
 from ..codegen.ops import compute_dtype, row_of
-from ..codegen.source import ENTRY, Source, source_of
+from ..codegen.source import source_of
 from ..codegen.values import is_operand
 from ..errors import FallbackWarning
-from ..ir.proxy import TensorConstant, TensorProxy
+from ..ir.proxy import TensorConstant
 from ..ir.symbol import Symbol
 from ..ir.trace import BoundSymbol
 from ..options import check_traces
-from .buffers import allocator
 from .kernel_cache import CompilerError, KernelCache, NoCompiler
+from .launch import compiled_region
 from .registry import Executor
-
-ERRORS = {1: (IndexError, "index out of range in self"), 2: (RuntimeError, "index is out of bounds"),
-          3: (RuntimeError, "ZeroDivisionError")}
 
 
 class CpuExecutor(Executor):
@@ -69,7 +65,7 @@ class CpuExecutor(Executor):
             where = next((str(b.source) for b in region.subsymbols if b.source.file), "")
             warnings.warn(f"no CPU kernels: {error} {f'(for {where})' if where else ''}", FallbackWarning, stacklevel=2)
             return None
-        run = runner(region, source, library)
+        run = compiled_region(region, source, library)
         return replace(region, sym=Symbol(region.sym.name, run), executor=self.name)
 
 
@@ -122,58 +118,3 @@ def _zero_dim_operands_ok(call: Call) -> bool:
     dtype = call.dtype
     return not (dtype in (torch.bfloat16, torch.float16) and call.name not in ("_to_copy", "copy", "where", "masked_fill") and any(
         a.shape == () and a.dtype is not dtype and a.dtype.is_floating_point for a in call.tensors))
-
-
-# ------------------------------------------------------------ calling
-
-def runner(region: BoundSymbol, source: Source, library: ctypes.CDLL) -> Callable[..., list]:
-    """A function of the region's tensors that returns the list of its results."""
-    entry = library[ENTRY]
-    entry.restype, entry.argtypes = ctypes.c_int, [ctypes.c_int, ctypes.c_void_p]
-    args = region.args
-    arg_of = {}
-    for n, a in enumerate(args):
-        if isinstance(a, TensorProxy):
-            arg_of.setdefault(a.storage, n)
-    scope: dict[str, Any] = {"entry": entry, "threads": torch.get_num_threads, "Table": ctypes.c_void_p * max(len(source.buffers), 1),
-                             "fail": _fail}
-    names = [f"x{n}" for n in range(len(args))]
-    lines = [f"def run({', '.join(names)}):"]
-    for storage, root in source.made.items():
-        scope[f"new_{storage}"] = allocator(root.shape, root.stride, root.dtype)
-        lines.append(f"    s{storage} = new_{storage}()")
-    pointers = []
-    for b in source.buffers:
-        made = source.made.get(b.storage)
-        shown = args[arg_of[b.storage]] if made is None else made
-        holder, offset = names[arg_of[b.storage]] if made is None else f"s{b.storage}", shown.bytes.offset
-        if not shown.numel:                                    # a tensor without elements does not tell its address
-            holder, offset = f"{holder}.untyped_storage()", 0
-        pointers.append(f"{holder}.data_ptr()" + (f" - {offset}" if offset else ""))
-    if pointers:
-        lines.append(f"    bad = entry(threads(), Table({', '.join(pointers)}))")
-        if source.checks:
-            lines += ["    if bad:", "        fail(bad)"]
-    lines.append(f"    return [{', '.join(_result(o, source, args, arg_of, names) for o in region.flat_outputs)}]")
-    exec(compile("\n".join(lines), f"<{region.sym.name}>", "exec"), scope)
-    run = scope["run"]
-    run.source = source                                        # text, kernels and bytes, for whoever asks
-    return run
-
-
-def _result(o: TensorProxy, source: Source, args: tuple, arg_of: dict[int, int], names: list[str]) -> str:
-    """A made storage's root, or a view of it or of an argument."""
-    if o.storage in source.made:
-        root = source.made[o.storage]
-        if (o.shape, o.stride, o.offset) == (root.shape, root.stride, root.offset):
-            return f"s{o.storage}"
-        return f"s{o.storage}.as_strided({o.shape}, {o.stride}, {o.offset - root.offset})"
-    n = arg_of[o.storage]
-    return f"{names[n]}.as_strided({o.shape}, {o.stride}, {names[n]}.storage_offset() + {o.offset - args[n].offset})"
-
-
-def _fail(code: int) -> None:
-    kind, message = ERRORS[code]
-    raise kind(message)
-
-

@@ -13,6 +13,7 @@ from .spaces import (RowMap, Space, broadcast_stride, collapse, is_costly, is_el
 
 WHOLE = 1 << 15              # elements: a reduction of more to a few rows is parallel inside a row
 FEW_ROWS = 4
+ROW_GATHERS = ("gather", "nll_loss_gather")
 SMALL = 1 << 12              # elements: below this a launch costs more than the work, so strangers share a kernel
 
 
@@ -187,7 +188,7 @@ def _index_for_index(b: BoundSymbol, a: TensorProxy) -> bool:
 
 def _picks_from_row(b: BoundSymbol, space: Space) -> bool:
     """A gather of one element out of each row: `gather(logits, 1, target)`."""
-    if b.sym.packet not in ("gather", "nll_loss_gather") or space.reduced is None or len(space.reduced) != 1:
+    if b.sym.packet not in ROW_GATHERS or space.reduced is None or len(space.reduced) != 1:
         return False
     source, dim, index = b.args[:3]
     rank, reduced = len(space.shape), next(iter(space.reduced))

@@ -41,7 +41,7 @@ from ..ir.symbol import Symbol
 from ..ir.trace import BoundSymbol, Trace
 from ..passes.dce import has_effect
 from .dependence import dependence, is_view, written_storages
-from .groups import Group, Membership
+from .groups import ROW_GATHERS, Group, Membership
 from .merging import merge, most_calls
 
 LOOK = 6                     # how many groups beyond the first possible one are tried
@@ -149,6 +149,7 @@ class Walk:
     def place(self, n: int) -> int:
         taker = self.known.taker[n]
         if taker is not None:
+            self.gather_indices(n)
             for k in self.candidates(n, self.earliest(n, taker)):
                 if self.member.join(self.groups[k], n):
                     return k
@@ -159,6 +160,25 @@ class Walk:
         else:
             self.fused.append(len(self.groups) - 1)
         return len(self.groups) - 1
+
+    def gather_indices(self, n: int) -> None:
+        """What makes the indices of a gather from rows moves to the group that makes the rows, so that the gather can."""
+        known, b = self.known, self.known.calls[n]
+        if b.sym.packet not in ROW_GATHERS:
+            return
+        rows, k = self.at.get(known.maker.get(known.root(b.args[0]), -1), -1), self.earliest(n, known.taker[n])
+        if not 0 <= rows < k or self.groups[rows].executor is not known.taker[n]:
+            return
+        moved = self.groups[k].calls
+        if any(self.at[m] > rows or apart and self.at[m] == rows for c in moved for m, apart in known.before[c] if self.at[m] != k):
+            return
+        made = Group(known.taker[n])
+        if all(self.member.join(made, m, related=True) for m in [*sorted(self.groups[rows].calls + moved), n]):
+            made = Group(known.taker[n])                       # n itself joins when its turn comes
+            for m in sorted(self.groups[rows].calls + moved):
+                self.member.join(made, m, related=True)
+            self.at.update((m, rows) for m in moved)
+            self.groups[rows], self.groups[k] = made, Group()
 
     def earliest(self, n: int, taker: Any) -> int:
         """The first group that n may stand in."""

@@ -23,8 +23,9 @@ class Program:
         self.filename = f"<tracejit {trace.name} {next(_numbers)}>"
         self.sources: dict[int, SourceLine] = {line: b.source for line, b in calls.items()}
         linecache.cache[self.filename] = (len(text), None, text.splitlines(True), self.filename)
-        exec(compile(text, self.filename, "exec"), scope)
-        self.run: Callable = scope[trace.name]
+        direct = {name: getattr(value, "launch", value) for name, value in scope.items()}     # regions: without a frame between
+        exec(compile(text, self.filename, "exec"), direct)
+        self.run: Callable = direct[trace.name]
         _programs[self.filename] = self
         weakref.finalize(self, linecache.cache.pop, self.filename, None)
 

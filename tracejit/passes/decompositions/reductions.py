@@ -7,6 +7,7 @@ import torch
 
 from .rules import aten, rule, wide
 
+MANY_ROWS, SHARES = 1 << 14, 16          # for which a sum over few columns is split; in how many parts
 
 @rule(aten.mean.dim, aten.mean.default)
 def mean(x, dim=None, keepdim=False, *, dtype=None):
@@ -17,6 +18,22 @@ def mean(x, dim=None, keepdim=False, *, dtype=None):
     x = wide(x if x.dtype in (torch.float16, torch.bfloat16) and dtype == x.dtype else x.to(dtype))
     n = math.prod(x.shape[d] for d in dims) if x.dim() else 1
     return x.sum(dims, keepdim) / n
+
+
+@rule(aten.sum.dim_IntList)
+def sum_of_few_columns(x, dim, keepdim=False, *, dtype=None):
+    """Many rows of few columns: rows side by side make vectors, and parts of them are shared among threads."""
+    dims = [dim] if isinstance(dim, int) else list(dim or ())
+    columns, rows = math.prod(x.shape[len(dims):]), math.prod(x.shape[:len(dims)])
+    leading = sorted(d % max(x.dim(), 1) for d in dims) == list(range(len(dims))) and 0 < len(dims) < x.dim()
+    if not leading or dtype is not None or x.dtype not in (torch.float32, torch.float64) or not x.is_contiguous():
+        return NotImplemented
+    beside = 1 << max(256 // max(columns, 1), 1).bit_length() - 1
+    if not 0 < columns < 32 or rows < MANY_ROWS or rows % (SHARES * beside):
+        return NotImplemented
+    parts = x.view(SHARES, rows // (SHARES * beside), beside * columns).sum(1)
+    kept = (1,) * len(dims) if keepdim else ()
+    return parts.view(SHARES * beside, columns).sum(0).view(*kept, *x.shape[len(dims):])
 
 
 @rule(aten.max.default)

@@ -1,0 +1,154 @@
+"""A region's compiled kernels as a callable: allocate what it makes, pass pointers, return the results.
+
+Done by a launcher in C, one for all regions, where torch tells it how to find a tensor's data; else in Python.
+"""
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+import torch
+
+from ..codegen.source import ENTRY, Source
+from ..ir.proxy import TensorProxy
+from ..ir.trace import BoundSymbol
+from ..torch_private import tensor_data_function
+from .buffers import maker
+from .kernel_cache import CompilerError, KernelCache
+
+ERRORS = {1: (IndexError, "index out of range in self"), 2: (RuntimeError, "index is out of bounds"),
+          3: (RuntimeError, "ZeroDivisionError"), 4: (IndexError, "Target is out of bounds.")}
+UNLOCKED = 1 << 20           # bytes or operations from which other Python threads may run meanwhile
+_CALL = "tj_launch"
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledRegion:
+    """`launch(*args)` runs the region and returns the list of its results; `source`: text, kernels and bytes."""
+
+    source: Source
+    launch: Callable[..., list]
+
+    def __call__(self, *args: torch.Tensor) -> list:
+        return self.launch(*args)
+
+
+def compiled_region(region: BoundSymbol, source: Source, library: ctypes.CDLL) -> CompiledRegion:
+    layout = _Layout(region, source)
+    launch = _launch_in_c(layout, library) if layout.roots_only else None
+    return CompiledRegion(source, launch or _launch_in_python(layout, library))
+
+
+class _Layout:
+    """Tensors by number: the arguments, then what is made. `buffers`: (tensor, bytes before its data) of each pointer."""
+
+    def __init__(self, region: BoundSymbol, source: Source) -> None:
+        self.args, self.source, self.outputs = region.args, source, region.flat_outputs
+        self.made = list(source.made.values())
+        self.makers = [maker(p.shape, p.stride, p.dtype) for p in self.made]
+        self.proxies = [*self.args, *self.made]
+        number: dict[int, int] = {}
+        for n, p in enumerate(self.proxies):
+            number.setdefault(p.storage, n)
+        self.number = {**number, **{p.storage: len(self.args) + n for n, p in enumerate(self.made)}}
+        self.buffers = [(self.number[b.storage], self._start(b.storage)) for b in source.buffers]
+        work = sum(k.bytes_read + k.bytes_written + k.operations for k in source.kernels)
+        self.unlocked = work > UNLOCKED
+
+    def _start(self, storage: int) -> int:
+        p = self.proxies[self.number[storage]]
+        return p.offset * p.dtype.itemsize
+
+    def is_root(self, o: TensorProxy) -> bool:
+        p = self.proxies[self.number[o.storage]]
+        return o.storage in self.source.made and (o.shape, o.stride, o.offset) == (p.shape, p.stride, p.offset)
+
+    @property
+    def roots_only(self) -> bool:
+        """Every result is a tensor that the region makes, not a view."""
+        return all(map(self.is_root, self.outputs)) and all(isinstance(a, TensorProxy) for a in self.args)
+
+
+def _fail(code: int) -> None:
+    kind, message = ERRORS[code]
+    raise kind(message)
+
+
+# ------------------------------------------------------------ in C
+
+class _Descriptor(ctypes.Structure):
+    _fields_ = ([(n, ctypes.c_void_p) for n in ("entry", "data", "threads", "fail")]
+                + [(n, ctypes.c_long) for n in ("arguments", "made", "buffers", "results", "unlocked")]
+                + [(n, ctypes.c_void_p) for n in ("buffer", "offset", "result", "makers", "maker_arguments", "maker_counts")])
+
+
+@lru_cache(None)
+def _launcher() -> Optional[ctypes.CDLL]:
+    """The compiled launcher; None where torch does not say how to find a tensor's data."""
+    if tensor_data_function is None:
+        return None
+    try:
+        return KernelCache().load((Path(__file__).parent / "launcher.c").read_text())
+    except CompilerError:
+        return None
+
+
+def _launch_in_c(layout: _Layout, library: ctypes.CDLL) -> Optional[Callable[..., list]]:
+    launcher = _launcher()
+    if launcher is None:
+        return None
+    entry = ctypes.cast(library[ENTRY], ctypes.c_void_p).value
+    arguments = [_objects(args) for _, args in layout.makers]
+    parts = {
+        "buffer": _longs([n for n, _ in layout.buffers]), "offset": _longs([start for _, start in layout.buffers]),
+        "result": _longs([layout.number[o.storage] for o in layout.outputs]), "makers": _objects([f for f, _ in layout.makers]),
+        "maker_arguments": (ctypes.c_void_p * max(len(arguments), 1))(*map(ctypes.addressof, arguments)),
+        "maker_counts": _longs([len(args) for _, args in layout.makers]),
+    }
+    threads = id(torch.get_num_threads) if layout.source.threads > 1 else None
+    descriptor = _Descriptor(entry, tensor_data_function, threads, id(_fail), len(layout.args), len(layout.made), len(layout.buffers),
+                             len(layout.outputs), layout.unlocked, **{n: ctypes.addressof(p) for n, p in parts.items()})
+    owned = (ctypes.addressof(descriptor), descriptor, parts, arguments, layout.makers, library)
+    make = ctypes.pythonapi.PyCFunction_NewEx
+    make.argtypes, make.restype = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p], ctypes.py_object
+    return make(ctypes.addressof(ctypes.c_char.in_dll(launcher, _CALL)), owned, None)
+
+
+def _longs(values: list[int]) -> ctypes.Array:
+    return (ctypes.c_long * max(len(values), 1))(*values)
+
+
+def _objects(values: Any) -> ctypes.Array:
+    """Addresses of objects that somebody else keeps alive."""
+    return (ctypes.c_void_p * max(len(values), 1))(*map(id, values))
+
+
+# ------------------------------------------------------------ in Python
+
+def _launch_in_python(layout: _Layout, library: ctypes.CDLL) -> Callable[..., list]:
+    entry = library[ENTRY]
+    entry.restype, entry.argtypes = ctypes.c_int, [ctypes.c_int, ctypes.c_void_p]
+    scope: dict[str, Any] = {"entry": entry, "threads": torch.get_num_threads, "fail": _fail,
+                             "Table": ctypes.c_void_p * max(len(layout.buffers), 1)}
+    lines = [f"def launch({', '.join(f'x{n}' for n in range(len(layout.args)))}):"]
+    for n, (function, arguments) in enumerate(layout.makers, len(layout.args)):
+        scope[f"make{n}"], scope[f"layout{n}"] = function, arguments
+        lines.append(f"    x{n} = make{n}(*layout{n})")
+    pointers = ", ".join(f"x{n}.data_ptr() - {start}" if start else f"x{n}.data_ptr()" for n, start in layout.buffers)
+    if pointers:
+        lines.append(f"    bad = entry(threads(), Table({pointers}))")
+        lines += ["    if bad:", "        fail(bad)"]
+    lines.append(f"    return [{', '.join(_result(o, layout) for o in layout.outputs)}]")
+    exec(compile("\n".join(lines), "<launch>", "exec"), scope)
+    return scope["launch"]
+
+
+def _result(o: TensorProxy, layout: _Layout) -> str:
+    """A tensor that is made, or a view of it or of an argument."""
+    n = layout.number[o.storage]
+    if layout.is_root(o):
+        return f"x{n}"
+    return f"x{n}.as_strided({o.shape}, {o.stride}, x{n}.storage_offset() + {o.offset - layout.proxies[n].offset})"
