@@ -5,14 +5,17 @@ import torch
 
 import tracejit
 
+from tracejit.ir.trace import walk
+
 from . import harness
+
+DEFAULTS = {"check_strides": True}        # strides of results are part of the contract unless said otherwise
 
 
 def make_case(fn, make_args, **options):
-    """A case outside the registry; strides of results are part of the contract unless said otherwise."""
-    options.setdefault("check_strides", True)
+    """A case outside the registry."""
     return harness.Case(id=getattr(fn, "__name__", "program"), source="tracejit", about="", kind="layout",
-                        build=lambda: (fn, make_args), **options)
+                        build=lambda: (fn, make_args), **{**DEFAULTS, **options})
 
 
 def differences(fn, make_args, *, repeat=2, jit_options=None, **options):
@@ -67,5 +70,5 @@ def copies(jfn):
 
 def copied_elements(jfn):
     """Elements written by each copy_ of the final trace, in program order."""
-    return [torch.Size(bsym.args[0].shape).numel() for bsym in jfn.last_traces[-1].bound_symbols
+    return [torch.Size(bsym.args[0].shape).numel() for bsym in walk(jfn.last_traces[-1].bound_symbols)
             if bsym.sym.packet == "copy_"]

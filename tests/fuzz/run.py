@@ -23,7 +23,7 @@ from typing import Callable, Iterable, Iterator
 import torch
 from tqdm import tqdm
 
-from tests.fuzz import observe, programs
+from tests.fuzz import observe, programs, rounding
 from tests.fuzz.shrink import shrink
 
 SHOWN = 10
@@ -31,25 +31,26 @@ SHOWN = 10
 
 @dataclass(frozen=True)
 class Outcome:
-    kind: str                       # "same", "different", "unsupported"; "unstable" if eager is
+    kind: str                       # "same", "rounded", "different", "unsupported"; "unstable" if eager is
     problems: tuple[str, ...] = ()
     eager_error: bool = False
     index: int = -1
 
 
 def compiler(name: str) -> Callable:
-    """A function that compiles a function: `tracejit`, `identity`, or `module:attribute`."""
+    """A function that compiles a function: `tracejit`, `tracejit:EXECUTOR`, `identity`, or `module:attribute`."""
     if name == "identity":
         return lambda fn: fn
-    if name == "tracejit":
+    if name == "tracejit" or name.startswith("tracejit:"):
         import tracejit
-        return functools.partial(tracejit.jit, fallback="error")
+        executors = name.split(":")[1:] or None
+        return functools.partial(tracejit.jit, fallback="error", executors=executors)
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
-def judge(program: programs.Program, compile_function: Callable) -> Outcome:
-    """Run a program in eager and compiled."""
+def judge(program: programs.Program, compile_function: Callable, tolerant: bool = False) -> Outcome:
+    """Run a program in eager and compiled. tolerant: differences that are rounding are none."""
     make = programs.load(program.source)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -60,6 +61,10 @@ def judge(program: programs.Program, compile_function: Callable) -> Outcome:
         if refused:
             return Outcome("unsupported", (refused[0],), erred)
         problems = observe.differences(want, got)
+        if problems and tolerant:
+            problems = observe.differences(want, rounding.forgiven(want, got, make))
+            if not problems:
+                return Outcome("rounded", (), erred)
         if not problems:
             return Outcome("same", (), erred)
         if any(observe.differences(want, observe.observe(make)) for _ in range(3)):
@@ -67,10 +72,10 @@ def judge(program: programs.Program, compile_function: Callable) -> Outcome:
     return Outcome("different", tuple(problems), erred)
 
 
-def fails_like(kind: str, compile_function: Callable) -> Callable[[programs.Program], bool]:
+def fails_like(kind: str, compile_function: Callable, tolerant: bool = False) -> Callable[[programs.Program], bool]:
     def fails(program: programs.Program) -> bool:
         try:
-            return judge(program, compile_function).kind == kind
+            return judge(program, compile_function, tolerant).kind == kind
         except (NameError, UnboundLocalError, SyntaxError):     # the shrinker cut what the caller still uses
             return False
     return fails
@@ -86,7 +91,7 @@ def judge_many(indices: list[int], arguments: argparse.Namespace) -> list[Outcom
     options, compile_function = options_of(arguments), compiler(arguments.compiler)
     outcomes = []
     for index in indices:
-        found = judge(draw(arguments.seed, index, options), compile_function)
+        found = judge(draw(arguments.seed, index, options), compile_function, arguments.tolerance)
         outcomes.append(Outcome(found.kind, found.problems, found.eager_error, index))
     return outcomes
 
@@ -133,10 +138,10 @@ def show(index: int, arguments: argparse.Namespace, smaller: bool = True) -> Non
     """Print one program, made smaller if it fails."""
     compile_function = compiler(arguments.compiler)
     program = draw(arguments.seed, index, options_of(arguments))
-    outcome = judge(program, compile_function)
+    outcome = judge(program, compile_function, arguments.tolerance)
     if smaller and outcome.kind in ("different", "unsupported"):
-        program = shrink(program, fails_like(outcome.kind, compile_function))
-        outcome = judge(program, compile_function)
+        program = shrink(program, fails_like(outcome.kind, compile_function, arguments.tolerance))
+        outcome = judge(program, compile_function, arguments.tolerance)
     print(f"\n# program {index} of seed {arguments.seed}: {outcome.kind}")
     for problem in outcome.problems[:5]:
         print("#   " + problem[:300].replace("\n", "\n#   "))
@@ -157,7 +162,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--statements", type=int, default=12, help="at most so many statements")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--compiler", default="tracejit", help="tracejit, identity or module:attribute")
+    parser.add_argument("--tolerance", action="store_true", help="differences that are rounding are none")
+    parser.add_argument("--compiler", default="tracejit", help="tracejit, tracejit:EXECUTOR, identity or module:attribute")
     return parser.parse_args(argv)
 
 

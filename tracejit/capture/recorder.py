@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from ..errors import UnsupportedError
 from ..ir import prims
-from ..ir.proxy import TensorConstant, TensorProxy, is_racy, layout_is_ambiguous, proxy_of
-from ..ir.symbol import Symbol, aten_symbol
+from ..ir.proxy import TensorConstant, TensorProxy, contiguous_stride, is_racy, layout_is_ambiguous, proxy_of
+from ..ir.symbol import LAYOUTS_THAT_LIE, Symbol, aten_symbol
 from ..ir.trace import BoundSymbol, Modes, SourceLine
 from ..torch_private import is_composite, unseen_by_function_modes
 from .fakes import NEEDS_DATA, Fakes, is_fake, real_tensors
@@ -143,7 +143,7 @@ class Recorder(TorchDispatchMode):
             out = self._on_fakes(func, args, kwargs, before, spec)
             if not sym.moves_metadata:
                 raise_if_no_kernel(sym, before, spec)
-            if not written and layout_is_ambiguous([p for p in before if isinstance(p, TensorProxy)]):
+            if not written and layout_is_uncertain(sym, [p for p in before if isinstance(p, TensorProxy)]):
                 self._take_real_strides(func, before, spec, out)
         except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):
             self.half_done = self.half_done or len(written) > 1 and sym.name    # it may have written some by then
@@ -236,6 +236,14 @@ class Recorder(TorchDispatchMode):
         out = func(value)
         self._emit(prims.CONSTANT, (TensorConstant(kept),), {}, self.new_proxy(out))
         return out
+
+
+def layout_is_uncertain(sym: Symbol, tensors: list[TensorProxy]) -> bool:
+    """May a kernel choose other strides for its result than fake tensors say?"""
+    if layout_is_ambiguous(tensors):
+        return True
+    odd = any(p.stride != contiguous_stride(p.shape) for p in tensors)
+    return odd and (sym.packet in LAYOUTS_THAT_LIE or sym.pointwise and len({p.shape for p in tensors}) > 1)
 
 
 def raise_if_eager_refuses(func: Any, before: list, spec: Any, written: tuple[int, ...]) -> None:

@@ -312,12 +312,13 @@ class Writer:
             if shared is not None:
                 low = shared[0] if first == 0 else f"({shared[0]} > {first} ? {shared[0]} : {first})"
                 high = shared[1] if end == v.size else f"({shared[1]} < {end} ? {shared[1]} : {end})"
-            loop = Block()
-            self.scopes = [({}, block), ({}, loop)]
+            before, loop = Block(), Block()                    # each part of the range has names of its own
+            self.scopes = [({}, before), ({}, loop)]
             body()
             if self.d.vector_pragma and (shared is not None or end - first >= SHORT):
-                block.append(self.d.vector_pragma + clause)
-            block += [f"for (i64 i{v.number} = {low}; i{v.number} < {high}; i{v.number}++) {{", loop, "}"]
+                before.append(self.d.vector_pragma + clause)
+            before += [f"for (i64 i{v.number} = {low}; i{v.number} < {high}; i{v.number}++) {{", loop, "}"]
+            block += ["{", before, "}"]
             self.scopes = []
         if outer is None:
             self.within.pop(v, None)

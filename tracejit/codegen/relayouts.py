@@ -30,7 +30,7 @@ def _reshape(v: Any, call: Call, index: Indices) -> Expr:
 
 def _flip(v: Any, call: Call, index: Indices) -> Expr:
     x = _self(call)
-    dims = {d % len(index) for d in call.args["dims"]}
+    dims = {d % len(index) for d in call.args["dims"]} if index else ()
     return v.read(x, tuple(i * -1 + (n - 1) if d in dims and n > 1 else i for d, (i, n) in enumerate(zip(index, x.shape))), call)
 
 
@@ -209,7 +209,7 @@ def _sized(call: Call) -> bool:
 
 
 def _roll_ok(call: Call) -> bool:
-    return _self(call).stride == call.out.stride
+    return bool(call.out.shape) and _self(call).stride == call.out.stride
 
 
 def _factory(value_of: Callable[[Call], Any], accepts: Callable = lambda call: True) -> Row:

@@ -30,7 +30,7 @@ class CpuExecutor(Executor):
 
     allow_single_op_fusion: make a kernel of a region of one call too.
     kernel_cache: the directory of compiled kernels; None: the user's cache directory.
-    max_region_ops: regions with more calls go to the torch fallback.
+    max_region_ops: a region has no more calls, views not counted.
     """
 
     name = "cpu"
@@ -49,9 +49,7 @@ class CpuExecutor(Executor):
 
     def fuse(self, region: BoundSymbol) -> Optional[BoundSymbol]:
         """The region with a function that runs it, or None."""
-        if self.broken or len(region.subsymbols) > self.max_region_ops:
-            return None
-        if len(region.subsymbols) == 1 and not self.allow_single_op_fusion:
+        if self.broken or len(region.subsymbols) == 1 and not self.allow_single_op_fusion:
             return None
         try:
             source = source_of(region)
@@ -90,7 +88,7 @@ def can_lower(b: BoundSymbol) -> bool:
 def _plain_tensors(b: BoundSymbol) -> bool:
     every = [*b.tensor_args, *b.tensor_outputs]
     return bool(b.tensor_outputs) and all(
-        p.device.type == "cpu" and p.dtype in DTYPES and not p.conj and not p.neg for p in every)
+        p.device.type == "cpu" and p.dtype in DTYPES and p.numel and not p.conj and not p.neg for p in every)
 
 
 def _can_store(b: BoundSymbol) -> bool:

@@ -7,6 +7,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..torch_private import conj_view, neg_view
+from .memory import byte_region
 from .symbol import Symbol
 
 
@@ -17,12 +18,19 @@ def constant(value: torch.Tensor) -> torch.Tensor:
 
 def exact_copy(t: torch.Tensor) -> torch.Tensor:
     """A private copy with the very size and stride: kernels choose their path (and order of random draws) by strides."""
-    return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device).copy_(t)
+    return restride(t, t.size(), t.stride())
 
 
 def restride(t: torch.Tensor, size: list[int], stride: list[int]) -> torch.Tensor:
     """A copy with this size and stride (in elements)."""
-    return torch.empty_strided(size, stride, dtype=t.dtype, device=t.device).copy_(t)
+    out = torch.empty_strided(size, stride, dtype=t.dtype, device=t.device)
+    region = byte_region(0, tuple(size), tuple(stride), 1)
+    if not region.overlaps_itself:
+        return out.copy_(t)
+    flat = out.as_strided((region.end,), (1,))                 # a copy into elements that share bytes is refused
+    index = torch.arange(region.end, device=t.device).as_strided(size, stride)
+    flat[index.reshape(-1)] = t.reshape(-1)
+    return out
 
 
 def write_region(base: torch.Tensor, value: torch.Tensor, size: list[int], stride: list[int], offset: int,

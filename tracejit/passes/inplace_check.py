@@ -102,8 +102,9 @@ def _check_reads(region: BoundSymbol, written: list[TensorProxy]) -> None:
             if not _index_for_index(sub, a):
                 _refuse(region, sub, origin, "is written in the region and read other than index for index")
             tied.update((o, origin) for o in sub.tensor_outputs if o not in sub.tensor_args)
+        shown = {o.storage for o in sub.tensor_outputs}
         for a in (a for a in sub.tensor_args if a in tied and a not in read_arguments(sub)):
-            if a not in sub.written:
+            if a not in sub.written and a.storage in shown:    # `fill` and the like take nothing but its shape
                 _refuse(region, sub, tied[a], "is written in the region and read through a view of its value")
 
 

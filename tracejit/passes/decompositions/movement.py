@@ -18,6 +18,8 @@ def stack(tensors, dim=0):
 
 @rule(aten.roll.default)
 def roll(x, shifts, dims=()):
+    if x.dim() == 0:
+        return NotImplemented
     if not dims:
         return NotImplemented if len(shifts) != 1 else roll(x.reshape(-1), shifts, [0]).reshape(x.shape)
     for shift, dim in zip(shifts, dims):

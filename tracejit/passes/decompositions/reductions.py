@@ -16,7 +16,7 @@ def mean(x, dim=None, keepdim=False, *, dtype=None):
     if not dtype.is_floating_point:
         return NotImplemented
     x = wide(x if x.dtype in (torch.float16, torch.bfloat16) and dtype == x.dtype else x.to(dtype))
-    n = math.prod(x.shape[d] for d in dims)
+    n = math.prod(x.shape[d] for d in dims) if x.dim() else 1
     return x.sum(dims, keepdim) / n
 
 
@@ -48,11 +48,15 @@ def min_default(x):
 
 @rule(aten.max.dim)
 def max_dim(x, dim, keepdim=False):
+    if x.dtype is torch.bool:                                  # argmax refuses it
+        return NotImplemented
     return x.amax(dim, keepdim), x.argmax(dim, keepdim)
 
 
 @rule(aten.min.dim)
 def min_dim(x, dim, keepdim=False):
+    if x.dtype is torch.bool:                                  # argmax refuses it
+        return NotImplemented
     return x.amin(dim, keepdim), x.argmin(dim, keepdim)
 
 
@@ -102,9 +106,14 @@ def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
     return NotImplemented
 
 
+def _has_dim(x: torch.Tensor, dim: int) -> bool:
+    """False also where eager's kernel is going to say that there is no such dim: descriptions without data do not."""
+    return -x.dim() <= dim < x.dim()
+
+
 @rule(aten._softmax.default)
 def softmax(x, dim, half_to_float):
-    if x.dim() == 0:
+    if not _has_dim(x, dim):
         return NotImplemented
     x = wide(x)
     e = torch.exp(x - x.amax(dim, True))
@@ -113,7 +122,7 @@ def softmax(x, dim, half_to_float):
 
 @rule(aten._log_softmax.default)
 def log_softmax(x, dim, half_to_float):
-    if x.dim() == 0:
+    if not _has_dim(x, dim):
         return NotImplemented
     x = wide(x)
     shifted = x - x.amax(dim, True)
