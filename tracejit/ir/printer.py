@@ -80,13 +80,14 @@ def callable_text(fn: Callable, name: str, scope: Scope) -> str:
 
 def public_path(fn: Callable) -> str:
     """`torch.nn.functional.gelu` for that very function, "" when there is no such path."""
-    path = resolve_name(fn) or getattr(fn, "__module__", None) == "torch" and f"torch.{fn.__name__}" or ""
-    if not path.startswith("torch."):
-        return ""
-    found: Any = torch
-    for part in path.split(".")[1:]:
-        found = getattr(found, part, None)
-    return path if found is fn or found == fn else ""
+    own = f"torch.{getattr(fn, '__name__', '')}"               # torch.mm is torch.spmm, too
+    for path in (own, resolve_name(fn) or ""):
+        found: Any = torch
+        for part in path.split(".")[1:]:
+            found = getattr(found, part, None)
+        if path.startswith("torch.") and (found is fn or found == fn):
+            return path
+    return ""
 
 
 def call_text(b: BoundSymbol, scope: Scope) -> str:
