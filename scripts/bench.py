@@ -23,6 +23,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from bench_calls import call_overhead, first_calls, writes
+import timing
 from timing import compile_with_inductor, compile_with_tracejit, in_units, seconds, take_turns
 from workloads import WORKLOADS
 
@@ -160,6 +161,7 @@ def parse_options():
     parser.add_argument("--samples", type=int, default=15, help="of each row, interleaved (default: 15)")
     parser.add_argument("--quantile", type=float, default=0.5, help="of the samples (default: 0.5); lower on a busy machine")
     parser.add_argument("--only", default="", help="workloads whose name contains this, and no other table")
+    parser.add_argument("--executor", choices=("cpu", "torch"), default="cpu", help="of tracejit (default: cpu)")
     parser.add_argument("--threads", type=int, help="of torch (default: as many as it takes)")
     parser.add_argument("--tables", default="calls,workloads", help="which of them (default: both)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there as well")
@@ -168,6 +170,7 @@ def parse_options():
 
 def main():
     opts = parse_options()
+    timing.executor = opts.executor
     if opts.threads:
         torch.set_num_threads(opts.threads)
     torch.manual_seed(0)

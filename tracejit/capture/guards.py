@@ -74,10 +74,14 @@ class Guards:
         return (tuple(s.place for s in self.sources), tuple(loc.ident for loc in self.locations), self.host_reads)
 
     @cached_property
+    def arguments_alone(self) -> bool:
+        """The inputs are the arguments, in order."""
+        return all(s.kind == ARGUMENT and s.index == i for i, s in enumerate(self.sources))
+
+    @cached_property
     def plain(self) -> bool:
         """Nothing but the arguments is assumed, and they are the inputs."""
-        return not (self.locations or self.host_reads) and all(
-            s.kind == ARGUMENT and s.index == i for i, s in enumerate(self.sources))
+        return not (self.locations or self.host_reads) and self.arguments_alone
 
     @cached_property
     def other_places(self) -> list:
@@ -114,13 +118,18 @@ class Group:
 
     def __init__(self, guards: Guards) -> None:
         self.guards, self.reader = guards, KeyReader(guards.locations)
+        self.through_arguments = any(location.root is not None for location in guards.locations)
         self.entries: dict[Hashable, Any] = {}
 
     def find(self, call: CallInputs) -> tuple[Any, list]:
         if self.guards.plain:
             return self.entries[None], call.tensors
-        token = self.reader(call.roots) if self.guards.locations else 0
-        inputs = self.guards.inputs(call) if token is not None else None
+        token = 0
+        if self.guards.locations:
+            token = self.reader(call.roots if self.through_arguments else None)
+        inputs = None
+        if token is not None:
+            inputs = call.tensors if self.guards.arguments_alone else self.guards.inputs(call)
         if inputs is None:
             return None, []
         return self.entries.get((token, self.guards.tensor_values(call, inputs))), inputs

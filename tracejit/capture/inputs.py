@@ -16,6 +16,7 @@ from .structure import PLAIN, Structure, flatten, is_dataclass_value
 _SCALARS = frozenset((int, bool, str, type(None)))
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _LEAVES = _SCALARS | _TENSORS
+_STRIDED = torch.strided
 
 
 class CallInputs:
@@ -34,24 +35,24 @@ class CallInputs:
             spec = _spec_key(self.structure)
         self.tensors: list[torch.Tensor] = []
         self.objects: list[Any] = []
-        self.key = (spec, *self._leaf_keys())
+        self.key = self._key(spec)
 
     @cached_property
     def roots(self) -> dict:
         """The arguments as `StateReads` labels them: for state that is found through them."""
         return {"args": self.args, "kwargs": self.kwargs, **dict(enumerate(self.tensors))}
 
-    def _leaf_keys(self) -> list:
+    def _key(self, spec: Hashable) -> Hashable:
         seen: dict[int, int] = {}
-        keys: list = []
-        storages = StorageKeys()
+        tensors, keys, storages = self.tensors, [spec], StorageKeys()
+        tensor_key = storages.tensor_key
         for leaf in self.leaves:
             kind = type(leaf)
             if kind in _TENSORS or isinstance(leaf, torch.Tensor):
-                at = seen.setdefault(id(leaf), len(self.tensors))
-                if at == len(self.tensors):
-                    self.tensors.append(leaf)
-                    keys.append(storages.tensor_key(leaf))
+                at = seen.setdefault(id(leaf), len(tensors))
+                if at == len(tensors):
+                    tensors.append(leaf)
+                    keys.append(tensor_key(leaf))
                 else:
                     keys.append(at)
             elif kind in _SCALARS:
@@ -61,9 +62,9 @@ class CallInputs:
             else:
                 self.objects.append(leaf)
                 keys += (kind, identity(leaf))
-        if storages.overlap():
+        if len(storages.spans) > 1 and storages.overlap():
             keys.append("overlapping storages")
-        return keys
+        return tuple(keys)
 
 
 class StorageKeys:
@@ -77,30 +78,28 @@ class StorageKeys:
 
     def tensor_key(self, t: torch.Tensor) -> tuple:
         """What a trace assumes of one tensor."""
-        if t.layout is not torch.strided or type(t) not in _TENSORS or t.is_nested:
+        if t.layout is not _STRIDED or type(t) not in _TENSORS:
             return (type(t), t.layout, "eager")
-        storage = t.untyped_storage()
-        nbytes, address = storage.nbytes(), storage._cdata
-        number = self.numbers.get(address)
-        if number is None:
-            number = self.numbers[address] = len(self.numbers)
-            self.spans.append((storage.data_ptr(), nbytes))
-        return (t.shape, t.stride(), t.dtype, t.storage_offset(), t.requires_grad, t.is_leaf, t.device, type(t),
-                t.is_conj(), t.is_neg(), t.is_inference(), nbytes, number)
+        try:
+            storage = t.untyped_storage()
+            nbytes, address = storage.nbytes(), storage._cdata
+            number = self.numbers.get(address)
+            if number is None:
+                number = self.numbers[address] = len(self.numbers)
+                self.spans.append((storage.data_ptr(), nbytes))
+            return (t.shape, t.stride(), t.dtype, t.storage_offset(), t.requires_grad, t.requires_grad and t.is_leaf, t.device, type(t),
+                    t.is_conj(), t.is_neg(), t.is_inference(), nbytes, number)
+        except RuntimeError:                                   # a nested tensor has no shape
+            return (type(t), "nested", "eager")
 
     def overlap(self) -> bool:
         """Do two different storages lie over the same bytes (from numpy, shared memory)?"""
         spans = self.spans
-        if len(spans) < 2:
-            return False
-        if len(spans) > 2:
-            spans = sorted(spans)
-        elif spans[0][0] > spans[1][0]:
-            spans = [spans[1], spans[0]]
-        for (first, nbytes), (following, _) in zip(spans, spans[1:]):
-            if first + nbytes > following and first:
-                return True
-        return False
+        if len(spans) == 2:
+            (first, nbytes), (other, more) = spans
+            return first < other + more and other < first + nbytes
+        spans = sorted(span for span in spans if span[1])
+        return any(first + nbytes > following for (first, nbytes), (following, _) in zip(spans, spans[1:]))
 
 
 def _spec_key(structure: Structure) -> Hashable:
