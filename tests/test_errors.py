@@ -1,5 +1,6 @@
 """Bad input: the error says what and where, is the one that eager raises, and nothing was touched before it."""
 import contextlib
+import sys
 import threading
 import traceback
 import warnings
@@ -155,10 +156,11 @@ def test_error_is_eagers_with_the_users_line(fn, culprit, fallback):
 
 
 @pytest.mark.parametrize("fn, culprit", RAISING, ids=[fn.__name__ for fn, _ in RAISING])
-def test_traceback_shows_no_frame_of_ours_but_the_call(fn, culprit):
+def test_traceback_shows_no_frame_of_ours(fn, culprit):
     frames = traceback.extract_tb(error_of(tracejit.jit(fn, fallback="warn"), x3()).__traceback__)
     package = tracejit.__file__.rsplit("/", 1)[0]
-    assert len([f for f in frames if f.filename.startswith(package)]) <= 1
+    ours = [f for f in frames if f.filename.startswith(package)]
+    assert len(ours) <= (sys.version_info < (3, 11)), ours       # 3.10 always adds the frame that raises again
 
 
 def test_error_leaves_no_entry_and_a_good_call_works_afterwards():

@@ -74,9 +74,9 @@ class CompiledFunction:
                     return entry.run(tensors, inputs)
             return self._first_call(inputs, key)
         except Exception as error:                             # the user's error: show the user's frames
-            if "internal" in log_topics():
-                raise
-            raise error.with_traceback(user_traceback(error))
+            if "internal" not in log_topics():
+                error.__traceback__ = user_traceback(error)
+            raise                                              # bare: this frame is not added again
 
     def _first_call(self, inputs: CallInputs, key: Any) -> Any:
         if key in self._eager and self.options.fallback != "error":
