@@ -16,7 +16,8 @@ from ..codegen.kernel import DTYPES, CannotLower
 from ..codegen.ops import compute_dtype, row_of
 from ..codegen.source import ENTRY, Source, source_of
 from ..codegen.values import is_operand
-from ..errors import FallbackWarning
+from ..errors import FallbackWarning, TraceError
+from ..ir.prims import restride
 from ..ir.proxy import TensorConstant, TensorProxy
 from ..ir.symbol import Symbol
 from ..ir.trace import BoundSymbol
@@ -137,10 +138,15 @@ def runner(region: BoundSymbol, source: Source, library: ctypes.CDLL) -> Callabl
     for n, a in enumerate(args):
         if isinstance(a, TensorProxy):
             arg_of.setdefault(a.storage, n)
-    scope: dict[str, Any] = {"entry": entry, "threads": torch.get_num_threads, "Table": ctypes.c_void_p * max(len(source.buffers), 1),
-                             "fail": _fail}
+    unsettled = [*range(len(args))]
+    written = {w.storage for w in region.written}
+    scope: dict[str, Any] = {"entry": entry, "threads": torch.get_num_threads, "fail": _fail, "unsettled": unsettled,
+                             "settled": lambda *given: _settled(args, written, unsettled, given),
+                             "Table": ctypes.c_void_p * max(len(source.buffers), 1)}
     names = [f"x{n}" for n in range(len(args))]
     lines = [f"def run({', '.join(names)}):"]
+    if names:
+        lines.append(f"    if unsettled: {', '.join(names)}, = settled({', '.join(names)})")
     for storage, root in source.made.items():
         scope[f"new_{storage}"] = allocator(root.shape, root.stride, root.dtype)
         lines.append(f"    s{storage} = new_{storage}()")
@@ -172,6 +178,17 @@ def _result(o: TensorProxy, source: Source, args: tuple, arg_of: dict[int, int],
         return f"s{o.storage}.as_strided({o.shape}, {o.stride}, {o.offset - root.offset})"
     n = arg_of[o.storage]
     return f"{names[n]}.as_strided({o.shape}, {o.stride}, {names[n]}.storage_offset() + {o.offset - args[n].offset})"
+
+
+def _settled(proxies: tuple, written: set[int], unsettled: list[int], given: tuple) -> list[torch.Tensor]:
+    """The arguments, laid out as the kernel takes them. What the first call shows holds for all: layouts are guarded, and
+    a call of torch lays its result out by those of its arguments. Names in `unsettled` what must be copied each time."""
+    odd = [n for n in unsettled if given[n].dtype is not proxies[n].dtype or given[n].shape != proxies[n].shape
+           or any(s != t for k, s, t in zip(proxies[n].shape, proxies[n].stride, given[n].stride()) if k > 1)]
+    if odd and (check_traces() or any(proxies[n].storage in written for n in odd)):
+        raise TraceError(f"{proxies[odd[0]]!r} came as {given[odd[0]].shape} stride {given[odd[0]].stride()}")
+    unsettled[:] = odd
+    return [restride(t, p.shape, p.stride) if n in odd else t for n, (t, p) in enumerate(zip(given, proxies))]
 
 
 def _fail(code: int) -> None:
