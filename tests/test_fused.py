@@ -15,7 +15,7 @@ import test_models
 import test_opinfo
 import tracejit
 from cases import parity
-from cases.compare import near, tensor_problem
+from cases.compare import call_problems, near, run as run_call, tensor_problem
 from test_cases import test_cached_path_is_indistinguishable_from_eager, test_is_indistinguishable_from_eager  # noqa: F401
 from test_models import test_forward_is_as_eager  # noqa: F401
 from test_seeds import *  # noqa: F401, F403
@@ -143,3 +143,16 @@ def test_op_is_as_in_eager(op, dtype, monkeypatch):
             verdict = test_opinfo.judge(function, args, kwargs, near if op.name not in test_opinfo.VALUES_VARY else False)
             problems += verdict[0] if verdict is not None else []
     assert not problems, "\n".join(problems[:8])
+
+
+# ------------------------------------------------------------------ numbers beside tensors
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int64, torch.bool, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", ["add", "mul", "floor_divide", "remainder", "pow", "eq", "lt", "clamp_min", "clamp_max",
+                                  "bitwise_left_shift", "bitwise_right_shift", "full_like"])
+def test_numbers_out_of_the_range_of_a_dtype(name, dtype):
+    op, x = getattr(torch, name), torch.tensor([0, 1, 2, 3, -1, -128, 127, 100, 255, -2 ** 31, 2 ** 62]).to(dtype)
+    for number in (0, 8, -1, 255, 300, 2 ** 40, -2 ** 40, 2.5, float("inf"), True):
+        call, jitted = ((x,), {}), tracejit.jit(lambda x, number=number: op(x, number), executors=[EVERY_OP], fallback="error")
+        problems = call_problems(call, run_call(lambda x: op(x, number), *call), call, run_call(jitted, *call), near)
+        assert not problems, f"{number}: {problems}"

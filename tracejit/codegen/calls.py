@@ -72,6 +72,16 @@ def is_number(x: Any) -> bool:
     return isinstance(x, (int, float)) and not isinstance(x, complex)
 
 
+@lru_cache(1 << 10)
+def fits(value: Any, dtype: torch.dtype) -> bool:
+    """Does eager take this number as an element of that dtype? It raises where it would overflow."""
+    try:
+        torch.zeros(1, dtype=dtype).masked_fill(torch.ones(1, dtype=torch.bool), value)
+    except RuntimeError:
+        return False
+    return True
+
+
 def result_type(operands: list) -> torch.dtype:
     """What eager computes in: zero-dimensional tensors and Python numbers do not promote within their kind."""
     return _result_type(tuple((min(len(x.shape), 1), x.dtype) if isinstance(x, TensorProxy) else type(x) for x in operands))

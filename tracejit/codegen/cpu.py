@@ -40,7 +40,7 @@ class CpuDialect(Dialect):
         "select": "({0} ? {1} : {2})", "lerp": "tj_lerp_{s}({0}, {1}, {2})",
         "and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}", "not": "!{0}", "bitwise_not": "~{0}",
         "shift_left": "(({u}){1} >= sizeof({u}) * 8 ? 0 : ({u}){0} << {1})",
-        "shift_right": "({0} >> (({u}){1} >= sizeof({u}) * 8 ? sizeof({u}) * 8 - 1 : {1}))",
+        "shift_right": "({0} >> (({u}){1} >= sizeof({u}) * 8 ? sizeof({u}) * 8 - ('{s}' != 'u') : {1}))",
         "eq": "{0} == {1}", "ne": "{0} != {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}",
         "isnan": "{0} != {0}", "isinf.real": "__builtin_fabs{f}({0}) == __builtin_inf()", "isinf.int": "0",
         "isfinite.real": "__builtin_fabs{f}({0}) < __builtin_inf()", "isfinite.int": "1",

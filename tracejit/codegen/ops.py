@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from .calls import Call, is_number, result_type
+from .calls import Call, fits, is_number, result_type
 from .kernel import DTYPES, FLOATS, HALVES, INTEGERS, Expr, Expressions
 from .rows import NUMERIC, WHOLE_NUMBERS, Row, binary, compare, prim, unary
 
@@ -85,10 +85,16 @@ def _pow(x: Expressions, a: list[Expr], call: Call) -> Expr:
     return known[exponent]() if exponent in known else _computed("pow", x, *a)
 
 
+def _numbers_fit(call: Call) -> bool:
+    """Eager refuses numbers that overflow the dtype here; elsewhere it wraps them."""
+    return all(not is_number(a) or fits(a, call.dtype) for a in call.args.values())
+
+
 def _pow_ok(call: Call) -> bool:
     exponent = call.args["exponent"]
     if call.overload == "Tensor_Scalar":
-        return call.dtype in FLOATS or isinstance(exponent, int) and 0 <= exponent <= 8
+        whole = isinstance(exponent, int) and not isinstance(exponent, bool) and 0 <= exponent <= 8
+        return _numbers_fit(call) if call.dtype in FLOATS else whole and call.dtype in INTEGERS
     return call.dtype in FLOATS and call.overload == "Tensor_Tensor"
 
 
@@ -106,7 +112,7 @@ def _limit(name: str, argument: str) -> Row:
     def build(x: Expressions, a: list[Expr], call: Call) -> Expr:
         scalar = a[1].op == "const" and a[1].extra == a[1].extra
         return _computed(name + ("_number" if scalar else ""), x, *a)
-    return Row("elementwise", build, ("self", argument))
+    return Row("elementwise", build, ("self", argument), accepts=_numbers_fit)
 
 
 def _hardtanh(x: Expressions, a: list[Expr], call: Call) -> Expr:
@@ -199,11 +205,11 @@ ELEMENTWISE: dict[str, Row] = {
     "erf": unary("erf"), "erfc": unary("erfc"), "sigmoid": unary("sigmoid"), "silu": unary("silu"),
     "atan2": binary("atan2", FLOATS, heavy=True), "hypot": binary("hypot", (torch.float32, torch.float64), heavy=True),
     "maximum": binary("maximum", DTYPES), "minimum": binary("minimum", DTYPES),
-    "clamp": Row("elementwise", _clamp, ("self", "min", "max"), NUMERIC),
+    "clamp": Row("elementwise", _clamp, ("self", "min", "max"), NUMERIC, accepts=_numbers_fit),
     "clamp_min": _limit("clamp_min", "min"), "clamp_max": _limit("clamp_max", "max"),
-    "hardtanh": Row("elementwise", _hardtanh, ("self", "min_val", "max_val"), FLOATS),
+    "hardtanh": Row("elementwise", _hardtanh, ("self", "min_val", "max_val"), FLOATS, accepts=_numbers_fit),
     "where": Row("elementwise", _where, ("condition", "self", "other"), DTYPES),
-    "masked_fill": Row("elementwise", _masked_fill, ("self", "mask", "value"), DTYPES),
+    "masked_fill": Row("elementwise", _masked_fill, ("self", "mask", "value"), DTYPES, accepts=_numbers_fit),
     "addcmul": Row("elementwise", _addcmul, ("self", "tensor1", "tensor2"), FLOATS),
     "addcdiv": Row("elementwise", _addcdiv, ("self", "tensor1", "tensor2"), FLOATS),
     "lerp": Row("elementwise", _lerp, ("self", "end", "weight"), FLOATS, scalars="exact"),
@@ -230,7 +236,7 @@ ELEMENTWISE: dict[str, Row] = {
     "clone": Row("elementwise", _copy, ("self",), DTYPES), "_to_copy": Row("elementwise", _copy, ("self",), DTYPES),
     "contiguous": Row("elementwise", _copy, ("self",), DTYPES), "lift_fresh_copy": Row("elementwise", _copy, ("self",), DTYPES),
     "restride": Row("elementwise", _copy, ("self",), DTYPES), "exact_copy": Row("elementwise", _copy, ("self",), DTYPES),
-    "fill": Row("elementwise", _copy, ("value",), DTYPES), "copy": Row("elementwise", _copy, ("src",), DTYPES),
+    "fill": Row("elementwise", _copy, ("value",), DTYPES, accepts=_numbers_fit), "copy": Row("elementwise", _copy, ("src",), DTYPES),
 }
 
 # ------------------------------------------------------------ reductions

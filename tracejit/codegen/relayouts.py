@@ -6,7 +6,7 @@ from typing import Any, Callable
 import torch
 
 from ..ir.proxy import TensorProxy
-from .calls import Call, constant_number, is_number
+from .calls import Call, constant_number, fits, is_number
 from .index import ZERO, Index, flatten, floordiv, mod, unflatten
 from .kernel import DTYPES, INTEGERS, Expr
 from .ops import Row
@@ -197,7 +197,7 @@ def _eye(v: Any, call: Call, index: Indices) -> Expr:
 
 
 def _fill_ok(call: Call) -> bool:
-    return is_number(call.args["fill_value"])
+    return is_number(call.args["fill_value"]) and fits(call.args["fill_value"], call.dtype)
 
 
 def _constant_ok(call: Call) -> bool:
@@ -235,7 +235,7 @@ RELAYOUTS: dict[str, Row] = {
     "index": Row("gather", _advanced_index, (), DTYPES, accepts=_index_ok),
     "zero": _ZERO, "zeros": _ZERO, "zeros_like": _ZERO, "new_zeros": _ZERO, "ones": _ONE, "ones_like": _ONE, "new_ones": _ONE,
     "full": _FULL, "full_like": _FULL, "new_full": _FULL,
-    "scalar_tensor": _factory(lambda call: call.args["s"], lambda call: is_number(call.args["s"])),
+    "scalar_tensor": _factory(lambda call: call.args["s"], lambda call: is_number(call.args["s"]) and fits(call.args["s"], call.dtype)),
     "constant": _factory(lambda call: constant_number(call.args["value"]), _constant_ok),
     "arange": Row("factory", _arange, (), INTEGERS, accepts=_arange_ok),
     "eye": Row("factory", _eye, (), DTYPES),

@@ -13,8 +13,11 @@ from typing import Any, Callable, Optional
 import torch
 
 from ..codegen.source import ENTRY, Source
+from ..errors import TraceError
+from ..ir.prims import restride
 from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol
+from ..options import check_traces
 from ..torch_private import tensor_data_function
 from .buffers import maker
 from .kernel_cache import CompilerError, KernelCache
@@ -25,21 +28,44 @@ UNLOCKED = 1 << 20           # bytes or operations from which other Python threa
 _CALL = "tj_launch"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class CompiledRegion:
-    """`launch(*args)` runs the region and returns the list of its results; `source`: text, kernels and bytes."""
+    """`launch(*args)` runs the region and returns the list of its results; `source`: text, kernels and bytes.
+
+    Calling it verifies first that the arguments are laid out as the kernels take them. What one call shows holds for all:
+    layouts are guarded, and a call of torch lays its result out by those of its arguments.
+    """
 
     source: Source
     launch: Callable[..., list]
+    args: tuple
+    written: frozenset[int]              # storages
 
-    def __call__(self, *args: torch.Tensor) -> list:
-        return self.launch(*args)
+    def __call__(self, *given: torch.Tensor) -> list:
+        odd = [n for n, (t, p) in enumerate(zip(given, self.args)) if not _as_described(t, p)]
+        if odd:
+            self._copy_from_now_on(odd, given)
+        return self.launch(*given)
+
+    def _copy_from_now_on(self, odd: list[int], given: tuple) -> None:
+        """Arguments that a call of torch laid out otherwise than described are copied into the layout described."""
+        n, launch = odd[0], self.launch
+        if check_traces() or any(self.args[n].storage in self.written for n in odd):
+            raise TraceError(f"{self.args[n]!r} came as {tuple(given[n].shape)} stride {given[n].stride()}")
+        self.launch = lambda *now: launch(*(restride(t, self.args[k].shape, self.args[k].stride) if k in odd else t
+                                            for k, t in enumerate(now)))
+
+
+def _as_described(t: torch.Tensor, p: TensorProxy) -> bool:
+    return t.dtype is p.dtype and t.shape == p.shape and all(
+        s == r for n, s, r in zip(p.shape, p.stride, t.stride()) if n > 1)
 
 
 def compiled_region(region: BoundSymbol, source: Source, library: ctypes.CDLL) -> CompiledRegion:
     layout = _Layout(region, source)
     launch = _launch_in_c(layout, library) if layout.roots_only else None
-    return CompiledRegion(source, launch or _launch_in_python(layout, library))
+    return CompiledRegion(source, launch or _launch_in_python(layout, library), region.args,
+                          frozenset(w.storage for w in region.written))
 
 
 class _Layout:

@@ -25,11 +25,24 @@ class Entry:
 
 def make_entry(captured: Capture, final: Trace) -> Entry:
     program = Program(final)
-    run = _under(_contexts(captured, final), program.run)
     build = _builder(captured.structure, captured.results)
-    if captured.effects:
-        return Entry(program, lambda inputs, call: _finish(run(*inputs), build, captured.effects, call))
-    return Entry(program, lambda inputs, call: build(run(*inputs)))
+
+    def finished(run: Callable) -> Callable[[list, CallInputs], Any]:
+        run = _under(_contexts(captured, final), run)
+        if captured.effects:
+            return lambda inputs, call: _finish(run(*inputs), build, captured.effects, call)
+        return lambda inputs, call: build(run(*inputs))
+
+    entry = Entry(program, finished(program.run))
+    if program.has_regions:
+        verifying = entry.run
+
+        def first(inputs: list, call: CallInputs) -> Any:
+            result = verifying(inputs, call)
+            entry.run = finished(program.direct())
+            return result
+        entry.run = first
+    return entry
 
 
 def _finish(outputs: tuple, build: Callable[[tuple], Any], effects: tuple[StateEffect, ...], call: CallInputs) -> Any:

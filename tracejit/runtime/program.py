@@ -16,18 +16,25 @@ _OWN_PATH = __file__.rsplit("/", 2)[0] + "/"
 
 
 class Program:
-    """`run(*inputs)` returns the flat outputs. Its frames are found again by `filename`."""
+    """`run(*inputs)` returns the flat outputs; `direct()` gives the same without a frame between it and its regions,
+    for after a first run, which verifies how their arguments are laid out. Frames are found again by `filename`."""
 
     def __init__(self, trace: Trace) -> None:
         text, scope, calls = trace_source(trace, annotate=False)
         self.filename = f"<tracejit {trace.name} {next(_numbers)}>"
         self.sources: dict[int, SourceLine] = {line: b.source for line, b in calls.items()}
         linecache.cache[self.filename] = (len(text), None, text.splitlines(True), self.filename)
-        direct = {name: getattr(value, "launch", value) for name, value in scope.items()}     # regions: without a frame between
-        exec(compile(text, self.filename, "exec"), direct)
-        self.run: Callable = direct[trace.name]
+        self._code, self._scope, self._name = compile(text, self.filename, "exec"), dict(scope), trace.name
+        self.has_regions = any(hasattr(value, "launch") for value in scope.values())
+        exec(self._code, scope)
+        self.run: Callable = scope[trace.name]
         _programs[self.filename] = self
         weakref.finalize(self, linecache.cache.pop, self.filename, None)
+
+    def direct(self) -> Callable:
+        scope = {name: getattr(value, "launch", value) for name, value in self._scope.items()}
+        exec(self._code, scope)
+        return scope[self._name]
 
 
 def user_traceback(error: BaseException) -> Optional[types.TracebackType]:

@@ -6,7 +6,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from .rules import aten, rule
+from .rules import aten, fits, rule
 
 
 @rule(aten.stack.default)
@@ -71,8 +71,25 @@ def select_backward(grad, sizes, dim, index):
 
 
 
-def _full(shape: Any, value: Any, like: Tensor, dtype: Optional[torch.dtype]) -> Tensor:
+def _full(shape: Any, value: Any, like: Tensor, dtype: Optional[torch.dtype]) -> Any:
+    if not fits(value, dtype or like.dtype):
+        return NotImplemented
     return torch.full(list(shape), value, dtype=dtype or like.dtype, device=like.device)
+
+
+@rule(aten.fill.Scalar)
+def fill(x, value):
+    return _full(x.shape, value, x, None)
+
+
+@rule(aten.fill.Tensor)
+def fill_tensor(x, value):
+    return value.to(x.dtype).expand(x.shape)
+
+
+@rule(aten.zero.default)
+def zero(x):
+    return _full(x.shape, 0, x, None)
 
 
 @rule(aten.zeros_like.default)

@@ -6,7 +6,7 @@ import math
 import torch
 from torch import Tensor
 
-from .rules import aten, one, rule, wide
+from .rules import aten, fits, one, rule, wide
 
 
 @rule(aten.silu.default)
@@ -77,6 +77,8 @@ def leaky_relu_backward(grad, x, slope, self_is_result):
 def masked_fill(x, mask, value):
     if isinstance(value, Tensor):
         value = value.to(x.dtype)
+    elif not fits(value, x.dtype):
+        return NotImplemented
     elif not x.dtype.is_floating_point:
         value = torch.full((), value, dtype=x.dtype, device=x.device)
     return torch.where(mask, value, x)

@@ -56,5 +56,15 @@ def rounded(value: float, dtype: torch.dtype) -> float:
         return torch.tensor(value, dtype=dtype).item()
 
 
+def fits(value: Any, dtype: torch.dtype) -> bool:
+    """Does eager take this number as an element of that dtype? It raises where it would overflow."""
+    try:
+        with below_dispatch_modes():
+            torch.zeros(1, dtype=dtype).masked_fill(torch.ones(1, dtype=torch.bool), value)
+    except RuntimeError:
+        return False
+    return True
+
+
 def is_float(*tensors: Optional[Tensor]) -> bool:
     return all(t is None or t.dtype.is_floating_point for t in tensors)
