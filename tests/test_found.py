@@ -173,3 +173,12 @@ def test_a_caught_value_error_is_no_straight_line():
 
     with pytest.raises(tracejit.UnsupportedError, match="try that catches"):
         jit(program)(torch.ones(3), torch.tensor([1]))
+
+
+@pytest.mark.parametrize("make", [lambda: torch.ones(3, dtype=torch.bool), lambda: torch.ones(3, dtype=torch.complex64)],
+                         ids=["bool", "complex"])
+def test_a_dtype_without_a_kernel_is_an_error_though_nothing_reads_the_result(make):
+    def program(x):
+        x.argmax(0)
+
+    assert_parity(program, lambda: [make()], raises="RuntimeError")

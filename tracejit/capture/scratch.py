@@ -75,7 +75,7 @@ def raise_if_no_kernel(sym: Symbol, before: list, spec: Any) -> None:
         raise                                                  # no kernel for these dtypes, whatever the sizes
     except (RuntimeError, ValueError, TypeError, IndexError):
         dislikes_zeros = sym.may_raise([torch.int64])
-        is_complex = any(isinstance(a, TensorProxy) and a.dtype.is_complex for a in before)
-        if not dislikes_zeros and (sym.pointwise or is_complex or sym.packet.startswith("_foreach")):
+        rare = any(isinstance(a, TensorProxy) and (a.dtype.is_complex or a.dtype is torch.bool) for a in before)
+        if not dislikes_zeros and (sym.pointwise or rare or sym.packet.startswith("_foreach")):
             run_on_scratch(sym.fn, before, spec)
     _taken.add(key)
