@@ -182,3 +182,30 @@ def test_a_dtype_without_a_kernel_is_an_error_though_nothing_reads_the_result(ma
         x.argmax(0)
 
     assert_parity(program, lambda: [make()], raises="RuntimeError")
+
+
+@pytest.mark.parametrize("rows, columns", [(2, 2), (512, 1024)])
+def test_an_expanded_result_keeps_its_stride_after_a_write(rows, columns):
+    def program(x):
+        wide = (x * 1)[:1].expand(2, rows, columns)
+        wide[1:] = wide[:-1].clone()
+        return wide
+
+    assert_parity(program, lambda: [torch.ones(1, rows, columns)])
+
+
+def test_a_resize_to_no_elements_grows_no_storage():
+    assert_parity(lambda x: x.resize_((3, 0)).detach(), lambda: [torch.ones(0, 4)])
+
+
+def test_a_result_has_the_strides_that_the_kernel_gives_to_dimensions_of_size_one():
+    assert_parity(lambda x: (x + 1, torch.full_like(x, 2), x.flip(-1)),
+                  lambda: [torch.ones(8).as_strided((4, 1), (1, 4))])
+
+
+def test_a_resized_out_takes_the_strides_of_the_result():
+    assert_parity(lambda x, out: torch.mul(x.mT, 2, out=out), lambda: [torch.ones(5, 5), torch.empty(0)])
+
+
+def test_views_that_differ_in_the_stride_of_one_row_overlap_as_in_eager():
+    assert_parity(lambda a: a.add_(a.view_as(a)), lambda: [torch.ones(8).as_strided((1, 5), (6, 1))], raises="RuntimeError")
