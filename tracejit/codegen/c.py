@@ -12,6 +12,7 @@ import torch
 
 from .index import Bounds, Gathered, Index, Quotient, Var, atoms, bounds
 from .kernel import Expr, Kernel, Reduction, Store, below, truth, variables
+from .primitives import ARITY, PRIMITIVES
 
 MOST_CUTS = 10
 MOST_VERSIONS = 4            # predicates on outer variables that double a loop
@@ -34,7 +35,8 @@ class Dialect:
     memory: dict[torch.dtype, str] = {}                        # how an element lies in memory
     register: dict[torch.dtype, str] = {}                      # the type that computes with it
     letter: dict[str, str] = {}                                # register type -> suffix of helper functions
-    primitives: dict[str, str] = {}
+    primitives: dict[str, str] = PRIMITIVES
+    math: str = ""                                             # what the names of C's mathematical functions begin with
     vector_pragma: str = ""
     transpose: str = ""                                        # (from, step, to, width) of 16 x 16 words, if there is one
     index_type: str = "long long"
@@ -48,9 +50,27 @@ class Dialect:
     def round(self, dtype: torch.dtype, value: str) -> str:
         return value
 
+    def literal(self, value: Any, dtype: torch.dtype) -> str:
+        return literal(value, self.register[dtype])
+
+    def checked(self, index: str, size: int, wraps: bool, error: int, valid: str) -> str:
+        """A gathered index, which reports an error where it is out of bounds and the load is `valid`."""
+        return f"tj_checked({index}, {size}, {int(wraps)}, {error}, {valid}, err)"
+
+    def nonzero(self, divisor: str, kind: str, valid: str) -> str:
+        """A divisor that reports an error where it is zero and the division is `valid`."""
+        return f"tj_nonzero_{kind}({divisor}, {valid}, err)"
+
     def spelling(self, op: str, kind: str) -> str:
         """The template of a primitive for a register type of this letter: `abs.int` goes before `abs`."""
-        return self.primitives.get(f"{op}.{'real' if kind in 'fd' else 'int'}") or self.primitives[op]
+        known = self.primitives.get(f"{op}.{'real' if kind in 'fd' else 'int'}") or self.primitives.get(op)
+        if known is not None:
+            return known.replace("{exp}", self.function("exp", kind)) if "{exp}" in known else known
+        return f"{self.function(op, kind)}({', '.join(f'{{{n}}}' for n in range(ARITY.get(op, 1)))})"
+
+    def function(self, name: str, kind: str) -> str:
+        """A function of the C library."""
+        return f"{self.math}{name}{'f' if kind == 'f' else ''}"
 
 
 class Writer:
@@ -65,7 +85,8 @@ class Writer:
         self.lanes = False                                     # reductions are arrays over columns
         self.within: dict[Var, Bounds] = {}
         self.assumed: dict[Expr, bool] = {}
-        self.special: dict[Expr, str] = {}                     # row buffers and tiles
+        self.special: dict[Expr, str] = {}                     # row buffers, tiles, and what was loaded as a vector
+        self.places: dict[Store, str] = {}                     # where a value waits to be stored as part of a vector
         self._moves: dict[Expr, bool] = {}
 
     # ------------------------------------------------------------ expressions
@@ -125,7 +146,7 @@ class Writer:
 
     def _known(self, e: Expr) -> Optional[str]:
         if e.op == "const":
-            return self.d_literal(e.extra, e.dtype)
+            return self.d.literal(e.extra, e.dtype)
         if e.op == "reduced":
             return f"r{e.extra.number}" + ("[q]" if self.lanes else "")
         t = self.truth(e)
@@ -156,18 +177,16 @@ class Writer:
         a = [self._known(x) for x in e.args]
         if e.op == "checked":
             size, error, wraps = e.extra
-            valid = a[1] if len(a) > 1 else "1"
-            return f"tj_checked({a[0]}, {size}, {int(wraps)}, {error}, {valid}, err)"
+            return self.d.checked(a[0], size, wraps, error, a[1] if len(a) > 1 else "1")
         if e.op == "nonzero":
-            kind = self.d.letter[self.d.register[e.dtype]]
-            return f"tj_nonzero_{kind}({a[0]}, {a[1] if len(a) > 1 else '1'}, err)"
+            return self.d.nonzero(a[0], self.d.letter[self.d.register[e.dtype]], a[1] if len(a) > 1 else "1")
         if e.op == "cast":
             return self._cast(e, a[0])
         if e.op == "round":
             return self.d.round(e.dtype, a[0])
         operand = self.d.register[e.args[0].dtype if e.dtype is torch.bool and e.args else e.dtype]
         kind = self.d.letter[operand]
-        return self.d.spelling(e.op, kind).format(*a, f="f" if kind == "f" else "", s=kind, u=UNSIGNED.get(operand, operand))
+        return self.d.spelling(e.op, kind).format(*a, m=self.d.math, f="f" if kind == "f" else "", s=kind, u=UNSIGNED.get(operand, operand))
 
     def _cast(self, e: Expr, a: str) -> str:
         source = e.args[0].dtype
@@ -176,7 +195,7 @@ class Writer:
         if source.is_floating_point and not e.dtype.is_floating_point:
             return f"tj_to_{self.d.letter[self.d.register[e.dtype]]}_{self.d.letter[self.d.register[source]]}({a})"
         if source is torch.bool:                               # compilers do not vectorize conversions of _Bool well
-            one = self.d_literal(1.0 if e.dtype.is_floating_point else 1, e.dtype)
+            one = self.d.literal(1.0 if e.dtype.is_floating_point else 1, e.dtype)
             return f"{a} ? {one} : 0"
         back = e.dtype.is_floating_point and e.args[0].op == "cast" and e.args[0].args[0].dtype.is_floating_point
         if back and not source.is_floating_point:              # compilers make it one truncation, which keeps the sign of zero
@@ -212,9 +231,6 @@ class Writer:
             return f"tj_floor_quotient({self.index(a.index)}, {a.divisor})" if sign else f"(({self.index(a.index)})/{a.divisor})"
         return f"tj_floor_remainder({self.index(a.index)}, {a.divisor})" if sign else f"(({self.index(a.index)})%{a.divisor})"
 
-    def d_literal(self, value: Any, dtype: torch.dtype) -> str:
-        return literal(value, self.d.register[dtype])
-
     def stores(self, stores: list[Store]) -> None:
         """All values first, then all stores: a kernel may read what it overwrites."""
         lines = []
@@ -223,7 +239,8 @@ class Writer:
             name = self.name(value)
             lines.append((s, name))
         for s, name in lines:
-            self.scopes[-1][1].append(f"{self.pointers[s.buffer]}[{self.index(s.index)}] = {self.d.store(s.value.dtype, name)};")
+            place = self.places.get(s) or f"{self.pointers[s.buffer]}[{self.index(s.index)}]"
+            self.scopes[-1][1].append(f"{place} = {self.d.store(s.value.dtype, name)};")
 
     # ------------------------------------------------------------ loops
 

@@ -24,45 +24,12 @@ class CpuDialect(Dialect):
     vector_pragma = "#pragma omp simd"
     transpose = "tj_transpose16"
     index_type = "i64"
-    primitives = {
-        "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "neg": "-{0}",
-        "fma": "__builtin_fma{f}({0}, {1}, {2})", "abs.real": "__builtin_fabs{f}({0})", "abs.int": "({0} < 0 ? -{0} : {0})",
-        "div_trunc.real": "__builtin_trunc{f}({0} / {1})", "div_trunc.int": "tj_div_trunc_{s}({0}, {1})",
-        "div_floor": "tj_div_floor_{s}({0}, {1})", "remainder": "tj_mod_{s}({0}, {1})", "fmod.real": "__builtin_fmod{f}({0}, {1})",
-        "fmod.int": "tj_fmod_{s}({0}, {1})", "reciprocal": "1 / {0}", "sqrt": "__builtin_sqrt{f}({0})",
-        "rsqrt": "1 / __builtin_sqrt{f}({0})", "sign": "({0} > 0) - ({0} < 0)", "relu": "({0} < 0 ? 0 : {0})",
-        "floor": "__builtin_floor{f}({0})", "ceil": "__builtin_ceil{f}({0})", "trunc": "__builtin_trunc{f}({0})",
-        "rint": "__builtin_rint{f}({0})", "frac": "{0} - __builtin_trunc{f}({0})",
-        "maximum": "({0} > {1} || {0} != {0} ? {0} : {1})", "minimum": "({0} < {1} || {0} != {0} ? {0} : {1})",
-        "clamp_min": "({0} != {0} ? {0} : {1} != {1} ? {1} : {0} < {1} ? {1} : {0})",
-        "clamp_max": "({0} != {0} ? {0} : {1} != {1} ? {1} : {0} > {1} ? {1} : {0})",
-        "clamp_min_number": "({0} < {1} ? {1} : {0})", "clamp_max_number": "({0} > {1} ? {1} : {0})",
-        "select": "({0} ? {1} : {2})", "lerp": "tj_lerp_{s}({0}, {1}, {2})",
-        "and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}", "not": "!{0}", "bitwise_not": "~{0}",
-        "shift_left": "(({u}){1} >= sizeof({u}) * 8 ? 0 : ({u}){0} << {1})",
-        "shift_right": "({0} >> (({u}){1} >= sizeof({u}) * 8 ? sizeof({u}) * 8 - ('{s}' != 'u') : {1}))",
-        "eq": "{0} == {1}", "ne": "{0} != {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}",
-        "isnan": "{0} != {0}", "isinf.real": "__builtin_fabs{f}({0}) == __builtin_inf()", "isinf.int": "0",
-        "isfinite.real": "__builtin_fabs{f}({0}) < __builtin_inf()", "isfinite.int": "1",
-        "signbit.real": "tj_signbit_{s}({0})", "signbit.int": "{0} < 0", "logical_not": "!{0}",
-        "logical_and": "({0} != 0) & ({1} != 0)", "logical_or": "({0} != 0) | ({1} != 0)", "logical_xor": "({0} != 0) ^ ({1} != 0)",
-        "sigmoid": "tj_sigmoid_{s}({0})", "silu": "{0} / (1 + {exp}(-{0}))",
-        "threshold_backward": "({1} <= {2} ? 0 : {0})",
-        "leaky_relu": "({0} > 0 ? {0} : {0} * {1})", "softplus": "tj_softplus_{s}({0}, {1}, {2})",
-        "elu": "tj_elu_{s}({0}, {1}, {2}, {3})", "gelu": "tj_gelu_{s}({0})", "gelu_tanh": "tj_gelu_tanh_{s}({0})",
-        "gelu_backward": "tj_gelu_backward_{s}({0}, {1})", "gelu_tanh_backward": "tj_gelu_tanh_backward_{s}({0}, {1})",
-        "silu_backward": "tj_silu_backward_{s}({0}, {1})",
-    }
+    math = "__builtin_"
     # float has inline vector code for these; double and the rest call the C library
     own = frozenset({"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "sinh", "cosh", "tanh", "erf", "pow"})
-    arity = {"pow": 2, "atan2": 2, "hypot": 2}
 
-    def spelling(self, op: str, kind: str) -> str:
-        known = self.primitives.get(f"{op}.{'real' if kind in 'fd' else 'int'}") or self.primitives.get(op)
-        if known is not None:
-            return known.replace("{exp}", self.spelling("exp", kind).split("(")[0]) if "{exp}" in known else known
-        args = ", ".join(f"{{{n}}}" for n in range(self.arity.get(op, 1)))
-        return f"tj_{op}_f({args})" if kind == "f" and op in self.own else f"__builtin_{op}{'f' if kind == 'f' else ''}({args})"
+    def function(self, op: str, kind: str) -> str:
+        return f"tj_{op}_f" if kind == "f" and op in self.own else super().function(op, kind)
 
     def load(self, dtype: torch.dtype, at: str) -> str:
         return {torch.bfloat16: f"tj_from_bf16({at})", torch.float16: f"tj_from_f16({at})", torch.bool: f"({at} != 0)"}.get(dtype, at)
@@ -145,9 +112,9 @@ def _entry(kernel: Kernel, w: Writer, body: Body, pointers: Block) -> list[str]:
 # ------------------------------------------------------------ the helpers that a text needs
 
 @lru_cache(None)
-def _prelude() -> tuple[str, list[tuple[frozenset[str], str]]]:
+def _prelude(name: str) -> tuple[str, list[tuple[frozenset[str], str]]]:
     """(what every text needs, [(names, text)] of helpers in order)."""
-    chunks = (Path(__file__).parent / "prelude.c").read_text().split("\n\n")
+    chunks = (Path(__file__).parent / name).read_text().split("\n\n")
     helpers = []
     for chunk in chunks[1:]:
         listed = re.findall(r"\btj_\w+", " ".join(re.findall(r"/\*(.*?)\*/", chunk)))
@@ -156,9 +123,9 @@ def _prelude() -> tuple[str, list[tuple[frozenset[str], str]]]:
     return chunks[0], helpers
 
 
-def with_helpers(text: str) -> str:
+def with_helpers(text: str, prelude: str = "prelude.c") -> str:
     """The text below exactly the helpers that it calls."""
-    base, helpers = _prelude()
+    base, helpers = _prelude(prelude)
     needed, waiting = set(), set(re.findall(r"\btj_\w+", text))
     while waiting:
         name = waiting.pop()

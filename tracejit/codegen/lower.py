@@ -20,10 +20,16 @@ from .kernel import Buffer, CannotLower, Expr, Kernel, Reduction, Stage, Store, 
 from .ops import reduced_dims, row_of
 from .values import Values, buffer_name
 
-LONG_ROW = 1 << 15           # with fewer rows than threads could share, a longer row is itself shared
-FEW_ROWS = 8
 KEPT_BYTES = 256 << 10       # of row buffers: a share of the second-level cache
 MOST_SPLITS = 4
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """With fewer rows than `few_rows` for its threads, a device shares rows of more than `long_row` elements among them."""
+
+    few_rows: int = 8
+    long_row: int = 1 << 15
 
 
 @dataclass(eq=False)
@@ -34,6 +40,7 @@ class Nest:
     reduced: Optional[tuple[int, ...]]
     calls: list[Call]
     split: bool = False                  # holds calls that did not lower with those before them
+    sharing: Sharing = Sharing()
 
     @property
     def size(self) -> int:
@@ -46,7 +53,7 @@ class Nest:
     @property
     def shares_rows(self) -> bool:
         """Its rows are so few and long that a second pass over them is another kernel's."""
-        return self.reduced is not None and self.rows < FEW_ROWS and self.size // max(self.rows, 1) > LONG_ROW
+        return self.reduced is not None and self.rows < self.sharing.few_rows and self.size // max(self.rows, 1) > self.sharing.long_row
 
 
 def lower(nest: Nest, region: Region, here: Callable[[Call], bool], wanted: Callable[[TensorProxy], bool]) -> Kernel:

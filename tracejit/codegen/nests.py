@@ -19,7 +19,7 @@ from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol
 from .calls import Call, Region, call_of, reads
 from .kernel import CannotLower, Kernel
-from .lower import Nest, lower
+from .lower import Nest, Sharing, lower
 from .ops import reduced_dims, row_of
 from .repeats import Repeats, Signature
 
@@ -29,9 +29,9 @@ LOOK = 8                     # how many nests beyond the first possible one are 
 class Nests:
     """`kernels`: (nest, kernel) in order. `temporaries`: roots of values that only later nests of the region read."""
 
-    def __init__(self, region_symbol: BoundSymbol) -> None:
+    def __init__(self, region_symbol: BoundSymbol, sharing: Sharing = Sharing()) -> None:
         calls = [call_of(b, n) for n, b in enumerate(region_symbol.subsymbols)]
-        self.region = Region(calls)
+        self.region, self.sharing = Region(calls), sharing
         self.outputs = {o.storage for o in region_symbol.tensor_outputs}
         self.nests: list[Nest] = []
         self.nest_of: dict[Call, Nest] = {}
@@ -97,7 +97,7 @@ class Nests:
         nest = next((n for n in possible[:LOOK] if self._joins(n, c)), None)
         if nest is None:
             shape, reduced, _ = self._space(c)
-            nest = Nest(shape, reduced, [])
+            nest = Nest(shape, reduced, [], sharing=self.sharing)
             self.number[nest] = len(self.nests)
             self.nests.append(nest)
             own.append(nest)
@@ -213,7 +213,7 @@ class Nests:
             following.calls.insert(0, c)
             self.nest_of[c] = following
         else:
-            fresh = Nest(shape, reduced, [c], split=True)
+            fresh = Nest(shape, reduced, [c], split=True, sharing=self.sharing)
             self.nests.insert(k + 1, fresh)
             self.nest_of[c] = fresh
         if all(row_of(m) is None or row_of(m).kind != "reduction" for m in nest.calls):

@@ -73,9 +73,9 @@ class CpuExecutor(Executor):
 
 # ------------------------------------------------------------ what can be fused
 
-def can_lower(b: BoundSymbol) -> bool:
-    """Is every element of this call's result known how to compute?"""
-    if b.sym.opaque or b.sym.random or not _plain_tensors(b):
+def can_lower(b: BoundSymbol, device: str = "cpu") -> bool:
+    """Is every element of this call's result known how to compute, and all of it on this type of device?"""
+    if b.sym.opaque or b.sym.random or not _plain_tensors(b, device):
         return False
     if b.sym.is_copy:
         return _can_store(b)
@@ -87,10 +87,10 @@ def can_lower(b: BoundSymbol) -> bool:
     return _can_compute(call)
 
 
-def _plain_tensors(b: BoundSymbol) -> bool:
+def _plain_tensors(b: BoundSymbol, device: str) -> bool:
     every = [*b.tensor_args, *b.tensor_outputs]
     return bool(b.tensor_outputs) and all(
-        p.device.type == "cpu" and p.dtype in DTYPES and p.numel and not p.conj and not p.neg for p in every)
+        p.device.type == device and p.dtype in DTYPES and p.numel and not p.conj and not p.neg for p in every)
 
 
 def _can_store(b: BoundSymbol) -> bool:
