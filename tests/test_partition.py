@@ -3,6 +3,7 @@ import linecache
 import random
 from dataclasses import replace
 
+import networkx as nx
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,8 +14,10 @@ from tracejit.executors.registry import Executor
 from tracejit.executors.torch_fallback import TORCH
 from tracejit.ir import prims
 from tracejit.ir.check import check_trace
-from tracejit.partition.dependence import dependence, is_view
+from tracejit.ir.memory import overlaps
+from tracejit.partition.dependence import Edge, dependence, is_view
 from tracejit.partition.regions import partition
+from tracejit.passes.copies import read_arguments
 from tracejit.passes.dce import dce
 from tracejit.passes.decompose import decompose
 from tracejit.passes.inplace_check import inplace_check
@@ -200,8 +203,8 @@ def test_edges_join_what_overlaps_and_nothing_else():
     graph, calls = dependence(trace), trace.bound_symbols
     writes = [n for n, b in enumerate(calls) if b.sym.is_copy]
     total = next(n for n, b in enumerate(calls) if b.sym.packet == "sum")
-    assert not graph.has_edge(*writes)
-    assert all(graph.edges[w, total]["kind"] == "raw" and graph.edges[w, total]["apart"] for w in writes)
+    assert writes[0] not in graph.before[writes[1]]
+    assert all(graph.before[total][w] == Edge("raw", apart=True) for w in writes)
 
 
 def test_errors_come_after_the_writes_before_them_and_before_those_after():
@@ -255,6 +258,21 @@ def load(source, seed):
     namespace = {"torch": torch, "__name__": "random_partition_program"}
     exec(compile(source, filename, "exec"), namespace)
     return namespace["program"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_meets_in_memory_has_an_order(seed):
+    args = [torch.randn(4, 4), torch.randn(4, 4), torch.randn(3, 4)]
+    trace = functional(load(random_program(seed, *(a.clone() for a in args)), seed), *args)
+    graph = nx.DiGraph((m, n) for n, found in enumerate(dependence(trace).before) for m in found)
+    assert nx.is_directed_acyclic_graph(graph) and all(m < n for m, n in graph.edges)
+    memory = {p.storage for p in trace.inputs}
+    accesses = [(n, a, a in b.written) for n, b in enumerate(trace.bound_symbols) if not is_view(b)
+                for a in [*read_arguments(b), *b.written] if a.storage in memory]
+    for m, a, writes in accesses:
+        for n, later, writes_later in accesses:
+            if m < n and (writes or writes_later) and a.storage == later.storage and overlaps(a.bytes, later.bytes):
+                assert nx.has_path(graph, m, n), (m, n)
 
 
 @pytest.mark.parametrize("how", ["order", "shuffled"])

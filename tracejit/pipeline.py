@@ -55,7 +55,7 @@ def claiming_stages(executors: Sequence[Executor]) -> tuple[Stage, ...]:
 
 def fusing_stages(executors: Sequence[Executor]) -> tuple[tuple[Stage, ...], ...]:
     """(before functionalization, after it, placing): composite calls are opened, and regions formed and ordered."""
-    from .partition.regions import partition                   # networkx takes a third of a second to import
+    from .partition.regions import partition                   # what no call needs without a fuser
     from .passes.decompose import decompose, unroll
     return ((("unroll", unroll),), (("decompose", decompose),), (("partition", lambda trace: partition(trace, executors)),))
 

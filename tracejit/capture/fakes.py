@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import UnsupportedError
-from ..torch_private import NEEDS_DATA, FakeTensor, FakeTensorMode, is_zero_tensor, unseen_by_function_modes
+from ..torch_private import NEEDS_DATA, FakeTensor, fake_mode, fake_of, is_zero_tensor, unseen_by_function_modes
 
 __all__ = ["NEEDS_DATA", "Fakes", "is_fake", "quiet_logs", "real_tensors", "unsupported_tensor"]
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -44,7 +44,7 @@ class Fakes:
     """The fakes of one capture. `fake` makes or finds one, `real_of` goes back."""
 
     def __init__(self) -> None:
-        self.mode = FakeTensorMode(allow_non_fake_inputs=False)
+        self.mode = fake_mode()
         self._of: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._back: dict[int, torch.Tensor] = {}
         self._versions: dict[int, int] = {}
@@ -70,7 +70,7 @@ class Fakes:
         if why:
             raise UnsupportedError(f"{why} cannot be captured")
         with _disable_current_modes(), unseen_by_function_modes(), torch.inference_mode(real.is_inference()):
-            fake = self.mode.from_tensor(real)
+            fake = fake_of(self.mode, real)
             if (fake.shape, fake.stride(), fake.storage_offset()) != (real.shape, real.stride(), real.storage_offset()):
                 raise UnsupportedError("a tensor whose memory layout fake tensors do not reproduce")
             self._of[id(real)], self._back[id(fake)] = (real, fake), real

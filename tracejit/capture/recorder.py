@@ -19,7 +19,7 @@ from ..ir import prims
 from ..ir.proxy import TensorConstant, TensorProxy, proxy_of
 from ..ir.symbol import Symbol, aten_symbol
 from ..ir.trace import BoundSymbol, Modes, SourceLine
-from ..torch_private import is_composite, unseen_by_function_modes
+from ..torch_private import fake_of, is_composite, unseen_by_function_modes
 from .fakes import NEEDS_DATA, Fakes, is_fake, real_tensors
 from .scratch import layout_is_uncertain, raise_if_eager_refuses, raise_if_no_kernel, run_on_scratch
 
@@ -188,7 +188,7 @@ class Recorder(TorchDispatchMode):
             if isinstance(t, torch.Tensor) and t.untyped_storage()._cdata == out.untyped_storage()._cdata:
                 raise UnsupportedError("fake tensors cannot run a view", where=str(self.source()))
         with real_tensors():
-            return self.fakes.mode.from_tensor(out)
+            return fake_of(self.fakes.mode, out)
 
     def _fake(self, t: torch.Tensor) -> torch.Tensor:
         if is_fake(t):

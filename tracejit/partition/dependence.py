@@ -1,6 +1,6 @@
 """The dependence graph: what must stay before what.
 
-In: a functional trace. Out: a networkx DiGraph over the positions of its calls, every edge from an earlier call to a later one:
+In: a functional trace. Out: a graph over the positions of its calls, every edge from an earlier call to a later one:
     kind    data | raw | war | waw (memory) | random | raises | opaque | fence
     apart   the two calls may not share a kernel: the later one runs in a strictly later region
 Any order of the calls that respects the edges means the same. Memory edges join accesses whose bytes overlap; a write
@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import networkx as nx
-
 from ..ir.memory import covers, overlaps
 from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol, Trace
@@ -20,6 +18,28 @@ from ..passes.copies import read_arguments
 from ..passes.dce import has_effect
 
 MOST_LIVE = 32               # accesses of one storage that are told apart; beyond it a write becomes a fence
+
+
+@dataclass(frozen=True)
+class Edge:
+    kind: str
+    apart: bool
+
+
+class Dependence:
+    """`before[n]`: the calls that call n comes after, each with its edge.
+
+    No DiGraph of networkx, which takes longer to import than a first call may.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.before: list[dict[int, Edge]] = [{} for _ in range(size)]
+
+    def add(self, before: int, after: int, kind: str, *, apart: bool) -> None:
+        """Two edges between the same calls are one: apart if either is."""
+        known = self.before[after].get(before)
+        if before != after and (known is None or apart and not known.apart):
+            self.before[after][before] = Edge(kind, apart)
 
 
 @dataclass
@@ -31,32 +51,19 @@ class _Storage:
     fence: int = -1          # a write that stands for every access before it
 
 
-def dependence(trace: Trace) -> nx.DiGraph:
-    """The graph. Its node attribute `call` is the bound symbol."""
-    graph = nx.DiGraph()
+def dependence(trace: Trace) -> Dependence:
+    graph = Dependence(len(trace.bound_symbols))
     producer: dict[TensorProxy, int] = {}
     for n, b in enumerate(trace.bound_symbols):
-        graph.add_node(n, call=b)
         for a in b.tensor_args:
             if a in producer:
-                add_edge(graph, producer[a], n, "data", apart=False)
+                graph.add(producer[a], n, "data", apart=False)
         for o in b.tensor_outputs:
             if o not in producer and o not in b.tensor_args:
                 producer[o] = n
     _memory_edges(graph, trace)
     _effect_edges(graph, trace)
     return graph
-
-
-def add_edge(graph: nx.DiGraph, before: int, after: int, kind: str, *, apart: bool) -> None:
-    """Two edges between the same calls are one: apart if either is."""
-    if before == after:
-        return
-    known = graph.succ[before].get(after)
-    if known is None:
-        graph.add_edge(before, after, kind=kind, apart=apart)
-    elif apart and not known["apart"]:
-        graph.add_edge(before, after, kind=kind, apart=True)
 
 
 def is_view(b: BoundSymbol) -> bool:
@@ -74,7 +81,7 @@ def written_storages(trace: Trace) -> frozenset[int]:
 
 # ---------------------------------------------------------------- memory
 
-def _memory_edges(graph: nx.DiGraph, trace: Trace) -> None:
+def _memory_edges(graph: Dependence, trace: Trace) -> None:
     storages = {s: _Storage() for s in written_storages(trace)}
     if not storages:
         return
@@ -93,25 +100,25 @@ def _memory_edges(graph: nx.DiGraph, trace: Trace) -> None:
                 _write(graph, storages[o.storage], n, o)       # a value that is written later: its birth is its first write
 
 
-def _read(graph: nx.DiGraph, s: _Storage, n: int, a: TensorProxy) -> None:
+def _read(graph: Dependence, s: _Storage, n: int, a: TensorProxy) -> None:
     if s.fence >= 0:
-        add_edge(graph, s.fence, n, "fence", apart=True)
+        graph.add(s.fence, n, "fence", apart=True)
     for m, w in s.writes:
         if m != n and overlaps(w.bytes, a.bytes):
-            add_edge(graph, m, n, "raw", apart=True)
+            graph.add(m, n, "raw", apart=True)
     s.reads.append((n, a))
 
 
-def _write(graph: nx.DiGraph, s: _Storage, n: int, w: TensorProxy) -> None:
+def _write(graph: Dependence, s: _Storage, n: int, w: TensorProxy) -> None:
     if s.fence >= 0:
-        add_edge(graph, s.fence, n, "fence", apart=True)
+        graph.add(s.fence, n, "fence", apart=True)
     crowded = len(s.reads) + len(s.writes) > MOST_LIVE
     for accesses, kind in ((s.reads, "war"), (s.writes, "waw")):
         for m, a in accesses:
             if m != n and overlaps(a.bytes, w.bytes):
-                add_edge(graph, m, n, kind, apart=kind == "waw" or not a.same_view(w))
+                graph.add(m, n, kind, apart=kind == "waw" or not a.same_view(w))
             elif m != n and crowded:
-                add_edge(graph, m, n, "fence", apart=False)
+                graph.add(m, n, "fence", apart=False)
     if crowded:
         s.writes, s.reads, s.fence = [], [], n
         return
@@ -122,7 +129,7 @@ def _write(graph: nx.DiGraph, s: _Storage, n: int, w: TensorProxy) -> None:
 
 # ---------------------------------------------------------------- other effects
 
-def _effect_edges(graph: nx.DiGraph, trace: Trace) -> None:
+def _effect_edges(graph: Dependence, trace: Trace) -> None:
     """Random draws keep their order; what may raise stands after the effects before it and before those after it;
     an opaque call is a wall."""
     random = raising = opaque = -1
@@ -130,23 +137,23 @@ def _effect_edges(graph: nx.DiGraph, trace: Trace) -> None:
     since_opaque: list[int] = []
     for n, b in enumerate(trace.bound_symbols):
         if opaque >= 0:
-            add_edge(graph, opaque, n, "opaque", apart=True)
+            graph.add(opaque, n, "opaque", apart=True)
         if b.sym.random:
             if random >= 0:
-                add_edge(graph, random, n, "random", apart=True)
+                graph.add(random, n, "random", apart=True)
             random = n
         if b.sym.opaque:
             for m in since_opaque:
-                add_edge(graph, m, n, "opaque", apart=True)
+                graph.add(m, n, "opaque", apart=True)
             opaque, since_opaque = n, []
         since_opaque.append(n)
         writes = bool(b.sym.random or b.written)
         raises = b.sym.may_raise([a.dtype for a in b.tensor_args])
         if raising >= 0 and (writes or raises):
-            add_edge(graph, raising, n, "raises", apart=writes)
+            graph.add(raising, n, "raises", apart=writes)
         if raises:
             for m in effects:
-                add_edge(graph, m, n, "raises", apart=True)
+                graph.add(m, n, "raises", apart=True)
             raising, effects = n, []
         if writes:
             effects.append(n)

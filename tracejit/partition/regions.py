@@ -32,15 +32,13 @@ from collections import deque
 from functools import cached_property
 from typing import Any, Iterable, Optional, Sequence
 
-import networkx as nx
-
 from ..errors import TraceError
 from ..ir.printer import bound_symbol_text
 from ..ir.proxy import TensorProxy
 from ..ir.symbol import Symbol
 from ..ir.trace import BoundSymbol, Trace
 from ..passes.dce import has_effect
-from .dependence import dependence, is_view, written_storages
+from .dependence import Dependence, dependence, is_view, written_storages
 from .groups import ROW_GATHERS, Group, Membership
 from .merging import merge, most_calls
 
@@ -95,7 +93,7 @@ class Calls:
         return self._root.get(p, p)
 
     @cached_property
-    def graph(self) -> nx.DiGraph:
+    def graph(self) -> Dependence:
         return dependence(self.trace)
 
     @cached_property
@@ -104,8 +102,8 @@ class Calls:
         found: list[list[tuple[int, bool]]] = []
         for n in range(len(self.calls)):
             direct: dict[int, bool] = {}
-            for m, edge in self.graph.pred[n].items():
-                for k, apart in found[m] if self.free[m] else ((m, edge["apart"]),):
+            for m, edge in self.graph.before[n].items():
+                for k, apart in found[m] if self.free[m] else ((m, edge.apart),):
                     direct[k] = direct.get(k, False) or apart
             found.append(list(direct.items()))
         return found
