@@ -177,6 +177,22 @@ def test_activations(name, dtype):
     torch.testing.assert_close(fused(fn, x), fn(x), rtol=rtol, atol=rtol / 4)
 
 
+@pytest.mark.parametrize("fn", [torch.exp, torch.sigmoid], ids=lambda f: f.__name__)
+def test_exponentials_on_a_dense_range(fn):
+    x = torch.cat([every_magnitude(), torch.linspace(-110, 95, 200_000)])
+    assert ulps(fused(lambda a: fn(a), x), fn(x.double()).float()) <= (1 if fn is torch.exp else 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "silu"])
+def test_activations_of_every_half(name, dtype):
+    fn, x = ACTIVATIONS[name], torch.arange(-1 << 15, 1 << 15).to(torch.int16).view(dtype)
+    got, want, exact = fused(fn, x), fn(x), fn(x.double())
+    assert torch.equal(got.isnan(), exact.isnan())
+    error, allowed = (got.double() - exact).abs().nan_to_num(0, 0), (want.double() - exact).abs().nan_to_num(0, 0)
+    assert bool((error <= allowed + torch.finfo(dtype).eps * 2e-3 * exact.abs().nan_to_num(0, 0) + 1e-7).all())
+
+
 LAYOUTS = {
     "transpose": lambda a, b: a.t() * 2 + b.t(), "transposed_operand": lambda a, b: a * 2 + b.t().contiguous().t(),
     "permute": lambda a, b: a.view(4, 2, 8, 8).permute(2, 0, 3, 1) * 2, "expand": lambda a, b: a.unsqueeze(1).expand(8, 3, 64) + b.unsqueeze(1),

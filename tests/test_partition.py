@@ -141,6 +141,8 @@ ONE_REGION = {
     "rows under another shape": (lambda a: a.view(4, 4, 2048).sum(-1).view(16, 1) + a, (big,)),
     "swapped rows": (swap, (x,)),
     "a triangle": (lambda a: a.tril() + 1, (x,)),
+    "cheap work on halves": (lambda a, c: (a * c + torch.cat([-a[:, 1024:], a[:, :1024]], 1) * c, a * c), (big, big[0])),
+    "a mask over rows": (lambda a, m: (a * 2).masked_fill(~m, 1.0).softmax(-1), (big, big[0] > 0)),
 }
 
 

@@ -96,22 +96,32 @@ EW float tj_lerp_f(float s, float e, float w) { int near = __builtin_fabsf(w) < 
 
 EW double tj_lerp_d(double s, double e, double w) { int near = __builtin_fabs(w) < 0.5; return __builtin_fma(near ? w : w - 1, e - s, near ? s : e); }
 
-EW float tj_exp_f(float x) {
-  float y = x > 89.f ? 89.f : x; y = y < -104.f ? -104.f : y;
-  float n = __builtin_rintf(y * 0x1.715476p+0f);
-  float r = __builtin_fmaf(n, -0x1.62e8000000000p-1f, y); r = __builtin_fmaf(n, 0x1.e8082e0000000p-16f, r);
-  float p = __builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(0x1.a1b5460000000p-13f, r, 0x1.6d96ce0000000p-10f), r, 0x1.1110800000000p-7f), r, 0x1.5554800000000p-5f), r, 0x1.5555560000000p-3f), r, 0x1.0000000000000p-1f);
-  p = __builtin_fmaf(p, r * r, r) + 1.f;
-  int i = (int)n, h = i >> 1;
-  return p * tj_float_of((u32)(h + 127) << 23) * tj_float_of((u32)(i - h + 127) << 23);
+EW float tj_exp_poly(float r) {                                      /* exp(r), |r| <= 0.347 */
+  float p = __builtin_fmaf(__builtin_fmaf(0x1.a1b5460000000p-13f, r, 0x1.6d96ce0000000p-10f), r, 0x1.1110800000000p-7f);
+  p = __builtin_fmaf(__builtin_fmaf(__builtin_fmaf(p, r, 0x1.5554800000000p-5f), r, 0x1.5555560000000p-3f), r, 0.5f);
+  return __builtin_fmaf(__builtin_fmaf(p, r, 1.f), r, 1.f);
+}
+
+EW float tj_exp_f(float x) {                                         /* 2^n exp(r): the sum leaves n in the low bits of z */
+  float z = __builtin_fmaf(x, 0x1.715476p+0f, 0x1.8p23f), n = z - 0x1.8p23f;
+  float r = __builtin_fmaf(n, 0x1.e8082e0000000p-16f, __builtin_fmaf(n, -0x1.62e8000000000p-1f, x));
+  int i = tj_bits_of(z), h = i >> 1;                                 /* 2^n in two factors: it may be denormal or too large */
+  float v = tj_exp_poly(r) * tj_float_of((u32)(h + (127 - 0x25a00000)) << 23) * tj_float_of((u32)(i - h + (127 - 0x25a00000)) << 23);
+  v = x < -104.f ? 0.f : v;
+  return x > 89.f ? __builtin_inff() : v;
+}
+
+EW float tj_exp_low_f(float x) {                                     /* x <= 0: 2^(n + 24) is a normal number */
+  float z = __builtin_fmaf(x, 0x1.715476p+0f, 0x1.8p23f + 151.f), n = z - (0x1.8p23f + 151.f);
+  float r = __builtin_fmaf(n, 0x1.e8082e0000000p-16f, __builtin_fmaf(n, -0x1.62e8000000000p-1f, x));
+  float v = tj_exp_poly(r) * tj_float_of(tj_bits_of(z) << 23) * 0x1p-24f;
+  return x < -104.f ? 0.f : v;
 }
 
 EW float tj_exp_near_f(float x) {                                    /* -80 < x < 80: no overflow, no denormals */
-  float n = __builtin_rintf(x * 0x1.715476p+0f);
-  float r = __builtin_fmaf(n, -0x1.62e8000000000p-1f, x); r = __builtin_fmaf(n, 0x1.e8082e0000000p-16f, r);
-  float p = __builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(0x1.a1b5460000000p-13f, r, 0x1.6d96ce0000000p-10f), r, 0x1.1110800000000p-7f), r, 0x1.5554800000000p-5f), r, 0x1.5555560000000p-3f), r, 0x1.0000000000000p-1f);
-  p = __builtin_fmaf(p, r * r, r) + 1.f;
-  return tj_float_of(tj_bits_of(p) + ((u32)(int)n << 23));
+  float z = __builtin_fmaf(x, 0x1.715476p+0f, 0x1.8p23f), n = z - 0x1.8p23f;
+  float r = __builtin_fmaf(n, 0x1.e8082e0000000p-16f, __builtin_fmaf(n, -0x1.62e8000000000p-1f, x));
+  return tj_float_of(tj_bits_of(tj_exp_poly(r)) + (tj_bits_of(z) << 23));
 }
 
 EW double tj_scale(double p, double n) { return p * tj_double_of((u64)((i64)n + 1023) << 52); }
@@ -181,7 +191,7 @@ EW float tj_tanh_f(float x) {
   return a < 0.625f ? near : x != x ? x : __builtin_copysignf(far, x);
 }
 
-EW float tj_sigmoid_f(float x) { float e = tj_exp_f(-__builtin_fabsf(x)); return (x < 0 ? e : 1.f) / (1.f + e); }
+EW float tj_sigmoid_f(float x) { float e = tj_exp_low_f(-__builtin_fabsf(x)); return (x < 0 ? e : 1.f) / (1.f + e); }
 
 EW double tj_sigmoid_d(double x) { double e = __builtin_exp(-__builtin_fabs(x)); return (x < 0 ? e : 1.) / (1. + e); }
 
@@ -307,12 +317,10 @@ EW float tj_erf_f(float x) {
 EW float tj_normal_cdf_f(float x) {                                  /* (1 + erf(x / sqrt 2)) / 2; the left tail does not cancel */
   float t = __builtin_fabsf(x), y = t > 5.8f ? 5.8f : t;
   float q = __builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(-0x1.a6f88a0000000p-26f, y, 0x1.72b4860000000p-21f), y, -0x1.1957bc0000000p-17f), y, 0x1.d80bbe0000000p-15f), y, -0x1.a5cadc0000000p-13f), y, 0x1.06925e0000000p-17f), y, 0x1.3b6e3a0000000p-8f), y, -0x1.29cbc20000000p-5f), y, -0x1.45f1f80000000p-2f), y, -0x1.98845e0000000p-1f) * y;
-  float n = __builtin_rintf(q * 0x1.715476p+0f), r = __builtin_fmaf(n, -0x1.62e43p-1f, q);
-  float p = __builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(0x1.a1b5460000000p-13f, r, 0x1.6d96ce0000000p-10f), r, 0x1.1110800000000p-7f), r, 0x1.5554800000000p-5f), r, 0x1.5555560000000p-3f), r, 0x1.0000000000000p-1f);
-  float e = __builtin_fmaf(p, r * r, r) + 1.f;
-  e = t > 5.8f ? 0.f : e * 0.5f * tj_float_of((u32)((int)n + 127) << 23);
-  e = x < 0 ? e : 1.f - e;
-  return x != x ? x : e;
+  float z = __builtin_fmaf(q, 0x1.715476p+0f, 0x1.8p23f + 126.f), n = z - (0x1.8p23f + 126.f);
+  float e = tj_exp_poly(__builtin_fmaf(n, -0x1.62e43p-1f, q)) * tj_float_of(tj_bits_of(z) << 23);
+  e = t > 5.8f ? 0.f : e;
+  return x < 0 ? e : 1.f - e;
 }
 
 EW float tj_gelu_f(float v) { return v * tj_normal_cdf_f(v); }

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Collection, Iterable, Optional
 
 from ..ir.memory import overlaps
 from ..ir.proxy import TensorProxy, contiguous_stride
@@ -53,11 +53,13 @@ class Membership:
     """Decides who may join a group, from what is known about the whole trace."""
 
     def __init__(self, calls: tuple[BoundSymbol, ...], root: Callable[[TensorProxy], TensorProxy], memory: frozenset[int],
-                 kept_inside: Callable[[Group, int], bool]) -> None:
-        self.calls, self.root, self.memory, self.kept_inside = calls, root, memory, kept_inside
+                 needed_by: Callable[[Iterable[TensorProxy], Collection[int]], bool]) -> None:
+        """needed_by(values, calls): does nobody but these calls need the values?"""
+        self.calls, self.root, self.memory, self.needed_by = calls, root, memory, needed_by
 
-    def join(self, g: Group, n: int, *, related: bool = False) -> bool:
-        """Put call n into g if it may; False, and g unchanged, if not. related: it need not share bytes with g."""
+    def join(self, g: Group, n: int, *, together: Collection[int] = ()) -> bool:
+        """Put call n into g if it may; False, and g unchanged, if not. together: calls that all go into g, whether or not
+        they share bytes."""
         b = self.calls[n]
         space = space_of(b)
         if not g.calls:
@@ -66,7 +68,7 @@ class Membership:
             first = self.calls[g.calls[0]]
             if b.modes != first.modes or _device(b) != _device(first):
                 return False
-            wanted = self._space_with(g, n, space, related)
+            wanted = self._space_with(g, n, space, together)
         if wanted is None:
             return False
         placed = self._place(g, b, space, wanted)
@@ -100,16 +102,19 @@ class Membership:
 
     # ------------------------------------------------------------ space
 
-    def _space_with(self, g: Group, n: int, s: Space, related: bool) -> Optional[Space]:
+    def _space_with(self, g: Group, n: int, s: Space, together: Collection[int]) -> Optional[Space]:
         """The space of g once a call over s has joined; None when they do not go together."""
         b, have = self.calls[n], g.space
-        if not related and not self._shares(g, b, s):
+        if not together and not self._shares(g, b, s):
             return None
         if have.reduced is None:
             if s.numel == have.numel:
                 return s if s.reduced is not None else have
-            grows = s.numel > have.numel and not b.written and not g.written and not (g.costly and have.numel > 1)
-            return s if grows and self.kept_inside(g, n) else None
+            if s.numel < have.numel:
+                again = s.reduced is None and not is_costly(b) and not b.written and self.needed_by(b.tensor_outputs, together)
+                return have if again else None
+            grows = not b.written and not g.written and not (g.costly and have.numel > 1)
+            return s if grows and self.needed_by(g.made, {*g.calls, n}) else None
         if s.reduced is not None:
             return have if s.runs == have.runs else None
         return have if s.numel in (have.numel, have.rows) else None

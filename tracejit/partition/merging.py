@@ -76,8 +76,9 @@ class _Merging:
         if len(g.calls) + len(target.calls) > most_calls(g.executor):
             return
         made = Group(g.executor)
-        for n in sorted(g.calls + target.calls):
-            if not self.member.join(made, n, related=True):
+        both = {*g.calls, *target.calls}
+        for n in sorted(both):
+            if not self.member.join(made, n, together=both):
                 return
         self.at.update((n, place) for n in g.calls)
         self.groups[place], self.groups[k] = made, Group()

@@ -30,7 +30,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from functools import cached_property
-from typing import Any, Iterable, Optional, Sequence
+from typing import Any, Collection, Iterable, Optional, Sequence
 
 from ..errors import TraceError
 from ..ir.printer import bound_symbol_text
@@ -136,7 +136,7 @@ class Walk:
         self.groups: list[Group] = []
         self.fused: list[int] = []                             # positions of the groups that are regions to be
         self.at: dict[int, int] = {}                           # call -> position of its group
-        self.member = Membership(known.calls, known.root, known.memory, self.kept_inside)
+        self.member = Membership(known.calls, known.root, known.memory, self.needed_by)
 
     def run(self) -> list[Group]:
         for n in range(len(self.known.calls)):
@@ -171,10 +171,11 @@ class Walk:
         if any(self.at[m] > rows or apart and self.at[m] == rows for c in moved for m, apart in known.before[c] if self.at[m] != k):
             return
         made = Group(known.taker[n])
-        if all(self.member.join(made, m, related=True) for m in [*sorted(self.groups[rows].calls + moved), n]):
+        before = sorted(self.groups[rows].calls + moved)
+        if all(self.member.join(made, m, together=[*before, n]) for m in [*before, n]):
             made = Group(known.taker[n])                       # n itself joins when its turn comes
-            for m in sorted(self.groups[rows].calls + moved):
-                self.member.join(made, m, related=True)
+            for m in before:
+                self.member.join(made, m, together=[*before, n])
             self.at.update((m, rows) for m in moved)
             self.groups[rows], self.groups[k] = made, Group()
 
@@ -208,10 +209,10 @@ class Walk:
         return all(r in known.returned or any(u != n and (known.taker[u] is None or depth[u] > depth[n])
                                               for u in known.users[r]) for r in inside)
 
-    def kept_inside(self, g: Group, n: int) -> bool:
-        """Are g's values needed by g and n alone?"""
-        inside = {*g.calls, n}
-        return not any(o in self.known.returned or any(u not in inside for u in self.known.users.get(o, ())) for o in g.made)
+    def needed_by(self, values: Iterable[TensorProxy], calls: Collection[int]) -> bool:
+        """Does nobody but these calls need the values?"""
+        users = self.known.users
+        return not any(o in self.known.returned or any(u not in calls for u in users.get(o, ())) for o in values)
 
 
 # ---------------------------------------------------------------- emission

@@ -22,29 +22,6 @@ def silu_backward(grad, x):
     return grad * s * torch.addcmul(one(x), x, 1 - s)          # eager contracts this sum
 
 
-@rule(aten.gelu_backward.default)
-def gelu_backward(grad, x, *, approximate="none"):
-    grad, x = wide(grad), wide(x)
-    if approximate == "tanh":
-        beta, kappa = math.sqrt(2) * (2 / math.sqrt(math.pi)) * 0.5, 0.044715
-        inner = torch.tanh(beta * (x + kappa * (x * x * x)))
-        left, right = 0.5 * x, 1 + inner
-        slope = beta * (1 + 3 * kappa * (x * x))
-        return grad * (0.5 * right + left * ((1 - inner * inner) * slope))
-    cdf = 0.5 * (1 + torch.erf(x * math.sqrt(0.5)))
-    pdf = torch.exp(x * x * -0.5) * (2 / math.sqrt(math.pi) * math.sqrt(0.5) * 0.5)
-    return grad * (cdf + x * pdf)
-
-
-@rule(aten.gelu.default)
-def gelu(x, *, approximate="none"):
-    x = wide(x)
-    if approximate == "tanh":
-        beta, kappa = math.sqrt(2) * (2 / math.sqrt(math.pi)) * 0.5, 0.044715
-        return 0.5 * x * (1 + torch.tanh(beta * (x + kappa * (x * x * x))))
-    return x * 0.5 * (1 + torch.erf(x * math.sqrt(0.5)))
-
-
 @rule(aten.sigmoid_backward.default)
 def sigmoid_backward(grad, y):
     if y.dtype is torch.bfloat16:                              # eager rounds float16 at every step here
