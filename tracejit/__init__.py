@@ -1,5 +1,5 @@
 """tracejit: a tracing JIT for PyTorch programs that mutate tensors. See `tracejit.jit`."""
-from .api import CacheInfo, CompiledFunction, CompiledModule, jit, last_traces
+from .api import CacheInfo, CompiledFunction, CompiledModule, bisect, explain, jit, last_traces
 from .errors import FallbackWarning, InplaceCopyError, TraceError, UnsupportedError
 from .executors.cpu import CpuExecutor
 from .executors.registry import Executor, default_executors, get_executor, register_executor
@@ -10,5 +10,5 @@ register_executor(_TORCH)
 register_executor(CpuExecutor())          # asked where `executors=["cpu"]` names it
 __version__ = "0.1.0"
 __all__ = ["BoundSymbol", "CacheInfo", "CompiledFunction", "CompiledModule", "CpuExecutor", "Executor", "FallbackWarning",
-           "InplaceCopyError", "Trace", "TraceError", "UnsupportedError", "default_executors", "get_executor", "jit", "last_traces",
+           "InplaceCopyError", "Trace", "TraceError", "UnsupportedError", "bisect", "default_executors", "explain", "get_executor", "jit", "last_traces",
            "register_executor"]

@@ -7,7 +7,7 @@ import keyword
 import sys
 import threading
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Optional
 
 import torch
@@ -18,6 +18,11 @@ from .capture.inputs import CallInputs
 from .capture.modes import capture_is_hindered, hindrance, mode_key
 from .capture.tracer import Capture, capture
 from .errors import EagerRefuses, FallbackWarning, UnsupportedError
+from .executors.registry import resolve
+from .executors.torch_fallback import TORCH
+from .inspection.bisect import ComparingExecutor, Difference
+from .inspection.explain import Explanation, explanation
+from .inspection.kernels import Kernel, kernels_of
 from .ir.trace import Trace
 from .options import Options, log_topics, make_options
 from .pipeline import lower
@@ -145,6 +150,11 @@ class CompiledFunction:
             self._warned.add(str(why))
             warnings.warn(f"{self.name} runs eagerly: {why}", FallbackWarning, stacklevel=5)
 
+    @property
+    def kernels(self) -> list[Kernel]:
+        """The kernels of the latest compile, in the order in which they run."""
+        return kernels_of(self.last_traces)
+
     def cache_info(self) -> CacheInfo:
         """Counts since the last `cache_clear`."""
         return CacheInfo(self._hits, self._misses, self._fallbacks, sum(map(len, self._tables.values())))
@@ -185,6 +195,10 @@ class CompiledModule:
     @property
     def last_traces(self) -> list[Trace]:
         return type(self)._tracejit.last_traces
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        return type(self)._tracejit.kernels
 
     def cache_info(self) -> CacheInfo:
         return type(self)._tracejit.cache_info()
@@ -245,10 +259,7 @@ def jit(fn: Optional[Callable] = None, **options: Any) -> Any:
     chosen = make_options(options)
     if fn is None:
         return lambda f: jit(f, **options)
-    if isinstance(fn, CompiledFunction):
-        fn = fn.__wrapped__
-    if isinstance(fn, CompiledModule):
-        fn = type(fn)._tracejit.__wrapped__
+    fn = _compiled(fn).__wrapped__ if isinstance(fn, (CompiledFunction, CompiledModule)) else fn
     if isinstance(fn, torch.nn.Module):
         return _jit_module(fn, chosen)
     if not callable(fn):
@@ -259,3 +270,46 @@ def jit(fn: Optional[Callable] = None, **options: Any) -> Any:
 def last_traces(fn: Any) -> list[Trace]:
     """The traces of the latest compile of a jitted function or module, one per stage."""
     return fn.last_traces
+
+
+def _compiled(fn: Callable) -> CompiledFunction:
+    """What is called for a jitted function or module; one that is not jitted yet is, with the default options."""
+    if isinstance(fn, CompiledModule):
+        return type(fn)._tracejit
+    return fn if isinstance(fn, CompiledFunction) else _compiled(jit(fn))
+
+
+def explain(fn: Callable, *args: Any, **kwargs: Any) -> Explanation:
+    """Compile `fn(*args, **kwargs)` anew and tell what became of it; calls it once.
+
+    Returns an `Explanation`: `print` it, or show it in a notebook. It lists the kernels with their bytes and times, the
+    calls that run one by one and why, the writes to the caller's memory and what caused them, the guards, and advice.
+
+    >>> import torch, tracejit
+    >>> def f(x):
+    ...     x[0] = 1
+    ...     return torch.exp(x) * 2
+    >>> tracejit.explain(f, torch.zeros(4, 4)).summary
+    '1 kernels, 1 calls one by one, 1 writes, 1 compiled entries'
+    """
+    known = _compiled(fn)
+    fresh = CompiledFunction(known.__wrapped__, replace(known.options, fallback="error"))
+    eager = ""
+    try:
+        fresh(*args, **kwargs)
+    except UnsupportedError as error:
+        eager = str(error)
+    guards = [line for table in fresh._tables.values() for line in table.describe()]
+    executors = resolve(known.options.executors, TORCH, known.options.executor_options)[:-1]
+    return explanation(known.name, eager, fresh.last_traces, executors, guards, max(known.cache_info().entries, 1), True)
+
+
+def bisect(fn: Callable, *args: Any, **kwargs: Any) -> Optional[Difference]:
+    """The first fused region of `fn(*args, **kwargs)` that computes something else than the ops it replaces, or None.
+
+    Calls the function once, with every region run both ways and compared by `torch.testing.assert_close`.
+    """
+    options = _compiled(fn).options
+    comparing = [ComparingExecutor(e) for e in resolve(options.executors, TORCH, options.executor_options)[:-1]]
+    CompiledFunction(_compiled(fn).__wrapped__, replace(options, executors=tuple(comparing), executor_options=None))(*args, **kwargs)
+    return min((e.found for e in comparing if e.found is not None), key=lambda d: d.position, default=None)

@@ -174,5 +174,9 @@ class EntryTable:
             group = self.groups[guards.places] = Group(guards)
         return group.add(guards, call, entry)
 
+    def describe(self) -> list[str]:
+        """The Python state that the entries assume, in the user's terms."""
+        return [location.path for group in self.groups.values() for location in group.guards.locations]
+
     def __len__(self) -> int:
         return sum(len(group.entries) for group in self.groups.values())

@@ -119,8 +119,9 @@ class _Capture:
                 self.hook = sys.getprofile()
                 return self.fn(*self.inputs.args, **self.inputs.kwargs)
         except NEEDS_DATA as e:
-            raise UnsupportedError(f"the program needs the values of a tensor ({type(e).__name__})",
-                                   where=_user_frame(e)) from None
+            raise UnsupportedError("the program needs the values of a tensor, which a trace does not have "
+                                   f"({type(e).__name__}): keep them in tensors (torch.where instead of `if`, sizes that do "
+                                   "not depend on data), or read them outside", where=_user_frame(e)) from None
         except UnsupportedError as e:
             raise e if e.where else UnsupportedError(str(e), where=_user_frame(e)) from e
         finally:

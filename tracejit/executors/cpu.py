@@ -8,18 +8,14 @@ import warnings
 from dataclasses import replace
 from typing import Optional
 
-import torch
-
-from ..codegen.calls import Call, call_of
-from ..codegen.kernel import DTYPES, CannotLower
-from ..codegen.ops import compute_dtype, row_of
+from ..codegen.calls import call_of
+from ..codegen.kernel import CannotLower
 from ..codegen.source import source_of
-from ..codegen.values import is_operand
 from ..errors import FallbackWarning
-from ..ir.proxy import TensorConstant
 from ..ir.symbol import Symbol
 from ..ir.trace import BoundSymbol
 from ..options import check_traces
+from .fusible import can_lower, why_not_lowered
 from .kernel_cache import CompilerError, KernelCache, NoCompiler
 from .launch import compiled_region
 from .registry import Executor
@@ -47,6 +43,9 @@ class CpuExecutor(Executor):
     def can_fuse(self, bsym: BoundSymbol) -> bool:
         return not self.broken and can_lower(bsym)
 
+    def why_not(self, bsym: BoundSymbol) -> str:
+        return "there is no C compiler" if self.broken else why_not_lowered(bsym)
+
     def fuse(self, region: BoundSymbol) -> Optional[BoundSymbol]:
         """The region with a function that runs it, or None."""
         if self.broken or len(region.subsymbols) == 1 and not self.allow_single_op_fusion:
@@ -69,54 +68,3 @@ class CpuExecutor(Executor):
             return None
         run = compiled_region(region, source, library)
         return replace(region, sym=Symbol(region.sym.name, run), executor=self.name)
-
-
-# ------------------------------------------------------------ what can be fused
-
-def can_lower(b: BoundSymbol, device: str = "cpu") -> bool:
-    """Is every element of this call's result known how to compute, and all of it on this type of device?"""
-    if b.sym.opaque or b.sym.random or not _plain_tensors(b, device):
-        return False
-    if b.sym.is_copy:
-        return _can_store(b)
-    if b.written or b.sym.overload is not None and b.sym.overload.namespace != "aten":
-        return False
-    call = call_of(b)
-    if call.is_view:
-        return all(o.dtype is a.dtype for o in b.tensor_outputs for a in b.tensor_args if a.storage == o.storage)
-    return _can_compute(call)
-
-
-def _plain_tensors(b: BoundSymbol, device: str) -> bool:
-    every = [*b.tensor_args, *b.tensor_outputs]
-    return bool(b.tensor_outputs) and all(
-        p.device.type == device and p.dtype in DTYPES and p.numel and not p.conj and not p.neg for p in every)
-
-
-def _can_store(b: BoundSymbol) -> bool:
-    if len(b.tensor_args) != 2:
-        return False
-    target, value = b.args[0], b.args[1]
-    return target.shape == value.shape and target.dtype is value.dtype and not target.bytes.overlaps_itself and (
-        target.storage != value.storage or target.same_view(value))
-
-
-def _can_compute(call: Call) -> bool:
-    row = row_of(call)
-    if row is None or not row.accepts(call):
-        return False
-    if any(isinstance(a, (TensorConstant, complex)) for a in call.bsym.flat_args) and call.name != "constant":
-        return False
-    if any(o.bytes.overlaps_itself for o in call.bsym.tensor_outputs):
-        return False
-    if row.kind == "elementwise":
-        return (all(is_operand(call.args[n]) for n in row.inputs) and compute_dtype(row, call) in row.dtypes
-                and _zero_dim_operands_ok(call))
-    return call.dtype in row.dtypes
-
-
-def _zero_dim_operands_ok(call: Call) -> bool:
-    """Eager keeps a zero-dimensional operand of another dtype at full precision beside halves, in some ops."""
-    dtype = call.dtype
-    return not (dtype in (torch.bfloat16, torch.float16) and call.name not in ("_to_copy", "copy", "where", "masked_fill") and any(
-        a.shape == () and a.dtype is not dtype and a.dtype.is_floating_point for a in call.tensors))

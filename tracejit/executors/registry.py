@@ -31,6 +31,10 @@ class Executor:
     def can_fuse(self, bsym: BoundSymbol) -> bool:
         return False
 
+    def why_not(self, bsym: BoundSymbol) -> str:
+        """Why it fuses no such call, for people; "" when it does."""
+        return "" if self.can_fuse(bsym) else f"executor {self.name!r} does not fuse {bsym.sym.name}"
+
     def fuse(self, region: BoundSymbol) -> Optional[BoundSymbol]:
         return None
 

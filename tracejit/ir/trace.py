@@ -127,6 +127,20 @@ class Trace:
         """How many calls of an op, such as "copy_", there are, inside fusion regions too."""
         return sum(name in (b.sym.packet, b.sym.name) for b in walk(self.bound_symbols))
 
+    def diff(self, other: "Trace") -> Any:
+        """What `other` has that this trace has not, and the reverse: a `TraceDiff`, shown coloured in a notebook."""
+        from ..inspection.diff import TraceDiff
+        return TraceDiff(self, other)
+
+    def graph(self) -> Any:
+        """Calls, data and memory edges, regions as boxes: a `TraceGraph`, drawn in a notebook."""
+        from ..inspection.graph import TraceGraph
+        return TraceGraph(self)
+
+    def _repr_html_(self) -> str:
+        from ..inspection.html import trace_html
+        return trace_html(self)
+
     def __str__(self) -> str:
         from .printer import trace_text
         return trace_text(self)
