@@ -14,6 +14,7 @@ from typing import Any, Iterator
 
 from ..errors import TraceError
 from ..ir.trace import BoundSymbol, Trace
+from ..partition.dependence import dependence
 
 _MEMORY = ("raw", "war", "waw", "fence")
 _STYLES = {"data": ("#57606a", "solid"), "memory": ("#cf222e", "dashed"), "order": ("#8250df", "dotted")}
@@ -32,15 +33,17 @@ class TraceGraph:
 
     @cached_property
     def networkx(self) -> Any:
-        from ..partition.dependence import dependence         # networkx takes a third of a second to import
+        import networkx as nx                                  # takes a third of a second
         calls, regions = [], []
         for b in self.trace.bound_symbols:
             inner = b.subsymbols if b.is_region else (b,)
             calls += inner
             regions += [b.sym.name if b.is_region else ""] * len(inner)
-        graph = dependence(self.trace.replace(bound_symbols=tuple(calls)))
-        for n, name in enumerate(regions):
-            graph.nodes[n]["region"] = name
+        graph = nx.DiGraph()
+        for n, (call, region) in enumerate(zip(calls, regions)):
+            graph.add_node(n, call=call, region=region)
+        for n, before in enumerate(dependence(self.trace.replace(bound_symbols=tuple(calls))).before):
+            graph.add_edges_from((m, n, {"kind": edge.kind, "apart": edge.apart}) for m, edge in before.items())
         return graph
 
     @property
