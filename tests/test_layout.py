@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "tracejit"
 
 # A layer imports only from itself and from the layers before it.
-LAYERS = ("ir", "capture", "passes", "partition", "codegen", "executors", "runtime", "pipeline", "api")
+LAYERS = ("ir", "capture", "passes", "partition", "codegen", "executors", "runtime", "pipeline", "offline", "api")
 EVERYWHERE = {"options", "errors", "torch_private"}
 MAY_IMPORT_INSPECTION = {"inspection", "api", "__init__", "__main__"}
 # A trace shows itself: `trace.diff`, `trace.graph` and a notebook's listing open these modules when they are called.

@@ -5,10 +5,12 @@ from .executors.cpu import CpuExecutor
 from .executors.registry import Executor, default_executors, get_executor, register_executor
 from .executors.torch_fallback import TORCH as _TORCH
 from .ir.trace import BoundSymbol, Trace
+from .offline import Lowered, lower
 
 register_executor(_TORCH)
 register_executor(CpuExecutor())          # asked where `executors=["cpu"]` names it
 __version__ = "0.1.0"
 __all__ = ["BoundSymbol", "CacheInfo", "CompiledFunction", "CompiledModule", "CpuExecutor", "Executor", "FallbackWarning",
-           "InplaceCopyError", "Trace", "TraceError", "UnsupportedError", "bisect", "default_executors", "explain", "get_executor", "jit", "last_traces",
+           "InplaceCopyError", "Lowered", "Trace", "TraceError", "UnsupportedError", "bisect", "default_executors", "explain",
+           "get_executor", "jit", "last_traces", "lower",
            "register_executor"]

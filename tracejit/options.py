@@ -68,6 +68,11 @@ def cache_home() -> str:
     return os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
 
 
+def cuda_home() -> str:
+    """CUDA_HOME or CUDA_PATH: an installation of CUDA to look into for NVRTC and headers; by default Python's packages."""
+    return os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or ""
+
+
 def log_topics() -> frozenset[str]:
     """TRACEJIT_LOG: comma-separated topics (recompiles, fallback, internal)."""
     return frozenset(t for t in os.environ.get("TRACEJIT_LOG", "").split(",") if t)

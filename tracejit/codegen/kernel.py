@@ -107,6 +107,15 @@ class Kernel:
     same_as: Optional["Kernel"] = None   # equal up to the names of buffers, and rendered as that one
 
     @property
+    def stores_full(self) -> list[Store]:
+        """Those made once per inner iteration."""
+        return [s for stage in self.stages for s in stage.stores]
+
+    @property
+    def every_store(self) -> list[Store]:
+        return [s for stage in self.stages for s in (*stage.stores, *stage.after)]
+
+    @property
     def outer_size(self) -> int:
         return math.prod(v.size for v in self.outer)
 

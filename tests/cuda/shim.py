@@ -1,0 +1,205 @@
+"""Runs the CUDA C++ of a lowered region on the CPU, under `shim.h`.
+
+    run(lowered, region's arguments) -> the region's results
+
+Every access is checked; threads run in the order numbered, reversed or at random. What each element was loaded and stored
+how often is counted.
+"""
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from tracejit.codegen.cuda_source import CudaSource, Launch
+from tracejit.ir.proxy import TensorProxy
+
+HERE = Path(__file__).parent
+ORDERS = {"numbered": 0, "reversed": 1, "random": 2}
+FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-fwrapv", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-math-errno",
+         "-fnon-call-exceptions", "-march=x86-64-v3")
+UNDEFINED = ("-fsanitize=shift,integer-divide-by-zero,bounds,alignment,null,unreachable", "-fsanitize-undefined-trap-on-error")
+
+
+class ShimError(AssertionError):
+    """A kernel did what it must not; the message says where."""
+
+
+class _Buffer(ctypes.Structure):
+    _fields_ = [("start", ctypes.c_void_p), ("bytes", ctypes.c_int64), ("loads", ctypes.c_void_p), ("stores", ctypes.c_void_p)]
+
+
+class _Options(ctypes.Structure):
+    _fields_ = [("order", ctypes.c_int), ("seed", ctypes.c_uint64)]
+
+
+# ------------------------------------------------------------ building
+
+def translated(text: str) -> str:
+    """Checked types for pointers and shared arrays, and one entry for each kernel."""
+    entries = []
+    for name, parameters in re.findall(r"__global__ void __launch_bounds__\([\d, ]+\) (\w+)\((.*?)\) \{", text):
+        types = [re.match(r"(const )?(.*?) \*(?:__restrict__ )?(\w+)$", p).groups() for p in parameters.split(", ")]
+        checked = ", ".join(f"shim::Pointer<{constant or ''}{t}> {p}" for constant, t, p in types)
+        text = text.replace(f"{name}({parameters}) {{", f"{name}({checked}) {{")
+        entries.append(_entry(name, types, _synchronizes(text, name)))
+    text = re.sub(r"__shared__ (\w+(?: \w+)?) (\w+)\[(\d+)\];", r'static shim::Shared<\1, \3> \2("\2");', text)
+    text = re.sub(r"\? (a\d+\[)", r"? +\1", text)            # the value, not a reference, decides the type of a choice
+    head, kernels = text.split('extern "C" __global__', 1)
+    return f'{head}{_VECTORS if "tj_vec" in head else ""}#line 1 "kernels"\nextern "C" __global__{kernels}\n' + "\n".join(entries)
+
+
+_VECTORS = """
+template <int N, class T> tj_vec<typename std::remove_const<T>::type, N> tj_read(shim::Pointer<T> p) {
+  p.m->check(p.at, N, false);
+  tj_vec<typename std::remove_const<T>::type, N> v;
+  for (int i = 0; i < N; i++) v.e[i] = p.m->start[p.at + i];
+  return v;
+}
+template <int N, class T, class V> void tj_write(shim::Pointer<T> p, const V &v) {
+  p.m->check(p.at, N, true);
+  for (int i = 0; i < N; i++) p.m->start[p.at + i] = v.e[i];
+}
+"""
+
+
+def _synchronizes(text: str, name: str) -> bool:
+    body = text[text.index(f" {name}("):].split('extern "C" __global__')[0]
+    return bool(re.search(r"__sync|tj_across|tj_block", body))
+
+
+def _entry(name: str, types: list, synchronizes: bool) -> str:
+    made = "\n".join(
+        f"  shim::Memory<{c or ''}{t}> m{n} = {{({c or ''}{t} *)b[{n}].start, b[{n}].bytes / (int64_t)sizeof({t}), &b[{n}], s{n}.data(), \"{p}\"}};"
+        for n, (c, t, p) in enumerate(types))
+    shadows = "\n".join(f"  std::vector<shim::Shadow> s{n}(b[{n}].bytes / sizeof({t}));" for n, (_, t, _) in enumerate(types))
+    given = ", ".join(f"shim::Pointer<{c or ''}{t}>{{(const shim::Memory<{c or ''}{t}> *)a[{n}], 0}}" for n, (c, t, _) in enumerate(types))
+    return f"""extern "C" int launch_{name}(shim::Buffer *b, unsigned grid, unsigned width, const shim::Options *o, char *message) {{
+{shadows}
+{made}
+  void *a[] = {{{", ".join(f"&m{n}" for n in range(len(types)))}}};
+  return shim::launch("{name}", {int(synchronizes)}, [](void **a) {{ {name}({given}); }}, a, grid, width, *o, message);
+}}"""
+
+
+@lru_cache(None)
+def _directory() -> Path:
+    found = Path(tempfile.gettempdir()) / f"tracejit-shim-{os.getuid()}"
+    found.mkdir(mode=0o700, exist_ok=True)
+    return found
+
+
+@lru_cache(None)
+def _header() -> Path:
+    """The header, compiled once: it is most of what there is to compile."""
+    text = (HERE / "shim.h").read_text()
+    key = hashlib.sha256("".join([text, *FLAGS, *UNDEFINED] ).encode()).hexdigest()[:16]
+    header = _directory() / f"shim-{key}.h"
+    if not header.with_suffix(".h.gch").exists():
+        _write(header, text)
+        _gcc("-x", "c++-header", str(header), made=header.with_suffix(".h.gch"))
+    return header
+
+
+def _write(path: Path, text: str) -> None:
+    own = path.with_suffix(f".{os.getpid()}")
+    own.write_text(text)
+    os.replace(own, path)
+
+
+def _gcc(*arguments: str, made: Path) -> None:
+    own = made.with_suffix(f".{os.getpid()}.tmp")
+    done = subprocess.run(["g++", *FLAGS, *UNDEFINED, *arguments, "-o", str(own)],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:4000]
+    os.replace(own, made)
+
+
+@lru_cache(256)
+def library(text: str) -> ctypes.CDLL:
+    header = _header()
+    whole = translated(re.sub(r"#include <cuda_\w+\.h>\n", "", text))
+    key = hashlib.sha256((header.name + whole).encode()).hexdigest()[:24]
+    made = _directory() / f"{key}.so"
+    if not made.exists():
+        source = made.with_suffix(".cpp")
+        _write(source, whole)
+        _gcc("-include", str(header), str(source), made=made)
+    return ctypes.CDLL(str(made))
+
+
+# ------------------------------------------------------------ running
+
+@dataclass
+class Counts:
+    """How often each element of a storage was loaded and stored, over all launches; by storage and dtype."""
+
+    loads: dict = field(default_factory=dict)
+    stores: dict = field(default_factory=dict)
+
+
+def run_region(code: CudaSource, region, args, order="numbered", seed=1, text=None) -> tuple[list[torch.Tensor], Counts]:
+    """The region's results for these arguments, which are CPU tensors laid out as its proxies say. What it writes, it writes."""
+    storages: dict[int, torch.UntypedStorage] = {}
+    for p, t in zip(region.args, args):
+        if isinstance(p, TensorProxy):
+            storages.setdefault(p.storage, t.untyped_storage())
+    for s, root in code.made.items():
+        t = torch.empty_strided(root.shape, root.stride, dtype=root.dtype)
+        t.untyped_storage().copy_(torch.UntypedStorage(t.untyped_storage().nbytes()).fill_(0xff))
+        storages[s] = t.untyped_storage()
+    scratch = torch.full((max(code.scratch, 16),), 0xff, dtype=torch.uint8)
+    counts = Counts()
+    for launch in code.launches:
+        _launch(library(text or code.text), launch, storages, scratch, counts, order, seed)
+    return [torch.empty(0, dtype=o.dtype).set_(storages[o.storage], o.offset, o.shape, o.stride) for o in region.tensor_outputs], counts
+
+
+def _launch(lib, launch: Launch, storages, scratch, counts: Counts, order, seed) -> None:
+    table, keep = (_Buffer * len(launch.parameters))(), []
+    for n, (p, b, offset) in enumerate(zip(launch.parameters, launch.buffers, launch.offsets)):
+        if b is not None:
+            storage = storages[b.storage]
+            start, nbytes, size, key = storage.data_ptr(), storage.nbytes(), b.dtype.itemsize, (b.storage, b.dtype)
+        else:
+            start, nbytes, size, key = scratch.data_ptr() + offset, p.count * 8, 1, p.name
+        loads = counts.loads.setdefault(key, torch.zeros(nbytes // size, dtype=torch.int16))
+        stores = counts.stores.setdefault(key, torch.zeros(nbytes // size, dtype=torch.int16))
+        keep += [loads, stores]
+        table[n] = _Buffer(start, nbytes, loads.data_ptr(), stores.data_ptr())
+    message = ctypes.create_string_buffer(512)
+    options = _Options(ORDERS[order], seed)
+    failed = lib[f"launch_{launch.name}"](table, ctypes.c_uint(launch.grid), ctypes.c_uint(launch.block), ctypes.byref(options), message)
+    if failed:
+        raise ShimError(message.value.decode())
+
+
+def run(lowered, args, order="numbered", seed=1) -> tuple[list[torch.Tensor], list[Counts]]:
+    """A whole lowered program on CPU tensors: regions on the shim, calls between them by torch. Its flat outputs, and what
+    each region counted."""
+    values, counts = dict(zip(lowered.traces[-1].inputs, args)), []
+
+    def value(a):
+        return values[a] if isinstance(a, TensorProxy) else a.value.clone() if hasattr(a, "value") else (
+            torch.device("cpu") if isinstance(a, torch.device) else a)
+    for b in lowered.traces[-1].bound_symbols:
+        flat, spec = b.args_and_spec
+        given, named = torch.utils._pytree.tree_unflatten([value(a) for a in flat], spec)
+        if b.is_region and b.executor == "cupy":
+            made, counted = run_region(b.sym.fn.source, b, given, order, seed)
+            counts.append(counted)
+        else:
+            made = b.sym.fn(*given, **named) if b.sym.overload is None else b.sym.overload(*given, **named)
+            made = torch.utils._pytree.tree_leaves(made)
+        for o, m in zip(b.flat_outputs, made):
+            if isinstance(o, TensorProxy):
+                values[o] = m
+    return [value(o) for o in lowered.traces[-1].output], counts

@@ -1,0 +1,123 @@
+"""The CUDA dialect: CUDA C++ for NVRTC, one or more `__global__` functions a kernel.
+
+Everything up to the renderer is the CPU's: kernel IR, op table, expressions. Spellings that differ, and what a thread, a
+warp and a block do (`cuda_schedules`, `cuda_rows`), are the dialect's own.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import torch
+
+from .c import Dialect, literal
+from .index import Index, Quotient, Remainder, Var, bounds
+from .kernel import Buffer, Kernel
+from .lower import Sharing
+from .primitives import PRIMITIVES
+
+SHARING = Sharing(few_rows=128, long_row=1 << 14)              # of a device with more than a hundred multiprocessors
+_SPECIAL = {torch.float32: ("__int_as_float(0x7fffffff)", "__int_as_float(0x7f800000)"),
+            torch.float64: ("__longlong_as_double(0x7fffffffffffffffLL)", "__longlong_as_double(0x7ff0000000000000LL)")}
+
+
+class CudaDialect(Dialect):
+    """index_type: `int` where no index and no count of threads reaches 2^31."""
+
+    memory = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "u16", torch.float16: "u16", torch.int64: "i64",
+              torch.int32: "int", torch.int16: "short", torch.int8: "signed char", torch.uint8: "u8", torch.bool: "u8"}
+    register = {**memory, torch.bfloat16: "float", torch.float16: "float", torch.bool: "bool"}
+    letter = {"float": "f", "double": "d", "i64": "l", "int": "i", "short": "h", "signed char": "b", "u8": "u", "bool": "B"}
+    primitives = {
+        **PRIMITIVES, "rsqrt": "rsqrt{f}({0})", "isinf.real": "isinf({0})", "isfinite.real": "isfinite({0})",
+        "maximum": "({0} > {1} || {0} != {0} ? {0} : {1})",
+    }
+
+    def __init__(self, index_type: str) -> None:
+        self.index_type = index_type
+
+    def load(self, dtype: torch.dtype, at: str) -> str:
+        return {torch.bfloat16: f"tj_from_bf16({at})", torch.float16: f"tj_from_f16({at})", torch.bool: f"({at} != 0)"}.get(dtype, at)
+
+    def store(self, dtype: torch.dtype, value: str) -> str:
+        return {torch.bfloat16: f"tj_to_bf16({value})", torch.float16: f"tj_to_f16({value})"}.get(dtype, value)
+
+    def round(self, dtype: torch.dtype, value: str) -> str:
+        return f"tj_round_bf16({value})" if dtype is torch.bfloat16 else f"tj_round_f16({value})"
+
+    def literal(self, value: Any, dtype: torch.dtype) -> str:
+        if isinstance(value, float) and (value != value or value in (float("inf"), -float("inf"))):
+            nan, inf = _SPECIAL[torch.float64 if dtype is torch.float64 else torch.float32]
+            return nan if value != value else inf if value > 0 else f"(-{inf})"
+        return literal(value, self.register[dtype])
+
+    def checked(self, index: str, size: int, wraps: bool, error: int, valid: str) -> str:
+        return f"tj_checked_{error}({index}, {size}, {int(wraps)}, {valid})"
+
+    def nonzero(self, divisor: str, kind: str, valid: str) -> str:
+        """As in eager on a device, nobody is told."""
+        return divisor
+
+
+SMALL, LARGE = CudaDialect("int"), CudaDialect("i64")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A pointer parameter: memory of a buffer, or scratch memory of `count` elements that the launches of a region share."""
+
+    ctype: str
+    name: str
+    constant: bool
+    buffer: Optional[Buffer] = None
+    count: int = 0
+
+    @property
+    def text(self) -> str:
+        return f"const {self.ctype} *__restrict__ {self.name}" if self.constant else f"{self.ctype} *{self.name}"
+
+
+@dataclass(frozen=True)
+class Function:
+    """One `__global__` function and its launch: `text` with NAME where its name goes, `grid` blocks of `block` threads."""
+
+    text: str
+    parameters: tuple[Parameter, ...]
+    grid: int
+    block: int
+
+
+def dialect_of(k: Kernel) -> CudaDialect:
+    """32-bit indices where every index, and every sum on the way to it, fits."""
+    return SMALL if max(_reach(k), 1) < 1 << 30 else LARGE
+
+
+def _reach(k: Kernel) -> int:
+    found = k.outer_size * k.inner_size
+    for index in (*(s.index for s in k.every_store), *(e.index for e in k.expressions if e.index is not None)):
+        found = max(found, _largest(index))
+    return found
+
+
+def _largest(index: Index) -> int:
+    """A bound of every partial sum."""
+    total = abs(index.constant)
+    for a, c in index.terms:
+        low, high = bounds(Index(0, ((a, 1),)))
+        total += max(abs(low), abs(high)) * abs(c)
+        if isinstance(a, (Quotient, Remainder)):
+            total = max(total, _largest(a.index))
+    return total
+
+
+def narrow(k: Kernel) -> None:
+    """Sums that the table makes in double for the CPU, which has it for nothing, are made in float."""
+    for e in k.expressions:
+        if e.dtype is torch.float64:
+            e.dtype = torch.float32
+        if e.op == "reduced" and e.extra.dtype is torch.float64:
+            e.extra.dtype = torch.float32
+
+
+def parameters_of(k: Kernel, names: dict[str, str], d: CudaDialect) -> list[Parameter]:
+    return [Parameter(d.memory[b.dtype], names[b.name], not b.written, b) for b in k.buffers.values()]

@@ -1,0 +1,167 @@
+"""`lower`: the CUDA kernels of a call, for a device that need not be here. Nothing runs.
+
+The call is captured as it would be for its arguments on the CPU; then every tensor of its traces is put on the device.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Callable, Optional
+
+import torch
+from torch.utils._pytree import tree_map
+
+from .capture.inputs import CallInputs
+from .capture.tracer import Capture, capture
+from .codegen.cuda_source import CudaSource, cuda_source
+from .codegen.kernel import CannotLower
+from .errors import TraceError, UnsupportedError
+from .executors import nvrtc
+from .executors.cpu import can_lower
+from .executors.registry import Executor
+from .ir.proxy import TensorProxy
+from .ir.symbol import Symbol
+from .ir.trace import BoundSymbol, Trace
+from .options import Options
+from .pipeline import lower as lower_traces
+
+
+@dataclass(frozen=True, eq=False)
+class LoweredKernel:
+    """One fusion region as CUDA C++. `launches`: its functions with grid and block, in order."""
+
+    region: BoundSymbol
+    code: CudaSource
+    arch: str
+
+    @property
+    def name(self) -> str:
+        return self.region.sym.name
+
+    @property
+    def source(self) -> str:
+        return self.code.text
+
+    @property
+    def launches(self) -> tuple:
+        return self.code.launches
+
+    @property
+    def bytes_read(self) -> int:
+        return sum(k.bytes_read for k in self.code.kernels)
+
+    @property
+    def bytes_written(self) -> int:
+        return sum(k.bytes_written for k in self.code.kernels)
+
+    def compiled(self, arch: Optional[str] = None) -> nvrtc.Compiled:
+        """Cubin, PTX and ptxas' log; `tracejit.executors.nvrtc.NvrtcError` where NVRTC is missing or refuses."""
+        return nvrtc.compile_text(self.source, arch or self.arch)
+
+    @cached_property
+    def facts(self) -> dict[str, nvrtc.Facts]:
+        """By function: registers, shared memory, spills, and the width of every access to global memory."""
+        return nvrtc.facts_of(self.compiled())
+
+    def __repr__(self) -> str:
+        return f"<CUDA kernel {self.name}: {len(self.launches)} launches, {self.bytes_read} bytes read, {self.bytes_written} written>"
+
+
+@dataclass(frozen=True, eq=False)
+class Lowered:
+    """traces: one a stage, the last with its fusion regions; kernels: those regions, in order."""
+
+    traces: tuple[Trace, ...]
+    kernels: tuple[LoweredKernel, ...]
+
+    def __str__(self) -> str:
+        return "\n\n".join([str(self.traces[-1]), *(k.source for k in self.kernels)])
+
+
+class _Offline(Executor):
+    """Makes sources of regions, and does not run them."""
+
+    name = "cupy"
+
+    def __init__(self, allow_single_op_fusion: bool) -> None:
+        self.allow_single_op_fusion = allow_single_op_fusion
+
+    def can_execute(self, bsym: BoundSymbol) -> bool:
+        return False
+
+    def can_fuse(self, bsym: BoundSymbol) -> bool:
+        return can_lower(bsym, "cuda")
+
+    def fuse(self, region: BoundSymbol) -> Optional[BoundSymbol]:
+        try:
+            code = cuda_source(region)
+        except CannotLower:
+            return None
+        return replace(region, sym=Symbol(region.sym.name, _NotHere(code)), executor=self.name)
+
+
+@dataclass(frozen=True, eq=False)
+class _NotHere:
+    source: CudaSource
+
+    def __call__(self, *args: Any) -> Any:
+        raise TraceError("a program that was lowered for another device does not run")
+
+
+def lower(fn: Callable, *args: Any, device: str = "cuda", arch: str = "sm_90", single_ops: bool = True, **kwargs: Any) -> Lowered:
+    """The traces and CUDA kernels of `fn(*args, **kwargs)` on a device that need not be here. Nothing runs.
+
+    Args:
+        fn: a function or module; it is captured under `torch.no_grad()`.
+        args, kwargs: as for a call; tensors may be on the CPU, and their values are not read.
+        device: "cuda", or one device such as "cuda:1".
+        arch: the architecture that `facts` and `compiled` are for.
+        single_ops: make a kernel of a single call too.
+
+    Returns:
+        Lowered: `traces`, and `kernels` with `source`, `launches`, `bytes_read`, `bytes_written`, `facts`, `compiled()`.
+
+    Raises:
+        ValueError: another kind of device, or an arch that is none.
+        UnsupportedError: a call that cannot be captured.
+
+    >>> import torch, tracejit
+    >>> lowered = tracejit.lower(lambda x: x.sigmoid() * x, torch.empty(1024))
+    >>> [launch.grid for launch in lowered.kernels[0].launches]
+    [1]
+    """
+    where = torch.device(device)
+    if where.type != "cuda":
+        raise ValueError(f"lower() makes CUDA kernels; device={device!r} is none of CUDA's")
+    nvrtc.options_for(arch)
+    fn = getattr(fn, "__wrapped__", fn)
+    with torch.no_grad():
+        captured = capture(fn, CallInputs(args, kwargs), getattr(fn, "__name__", "program"))
+        if captured.replay_because:
+            raise UnsupportedError(f"lower() needs a program that its ATen calls tell in full: {captured.replay_because}")
+        traces = lower_traces(_moved(captured, where), Options(executors=(_Offline(single_ops),)))
+    kernels = tuple(LoweredKernel(r, r.sym.fn.source, arch) for r in traces[-1].regions)
+    return Lowered(tuple(traces), kernels)
+
+
+# ------------------------------------------------------------ on another device
+
+def _moved(captured: Capture, device: torch.device) -> Capture:
+    """All tensors of the traces on `device`."""
+    proxies: dict[TensorProxy, TensorProxy] = {}
+
+    def moved(x: Any) -> Any:
+        if isinstance(x, TensorProxy):
+            if x not in proxies:
+                proxies[x] = replace(x, device=device)
+            return proxies[x]
+        return device if isinstance(x, torch.device) and x.type == "cpu" else x
+
+    def call(b: BoundSymbol) -> BoundSymbol:
+        return replace(b, args=tree_map(moved, b.args), kwargs=tree_map(moved, b.kwargs), output=tree_map(moved, b.output),
+                       subsymbols=tuple(map(call, b.subsymbols)))
+
+    def trace(t: Trace) -> Trace:
+        return t.replace(inputs=tuple(map(moved, t.inputs)), bound_symbols=tuple(map(call, t.bound_symbols)),
+                         output=tuple(map(moved, t.output)))
+    return replace(captured, calls=trace(captured.calls), ops=trace(captured.ops))
