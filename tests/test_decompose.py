@@ -124,11 +124,22 @@ EXACT = {
     "slice_backward": lambda x, y: aten.slice_backward(x, [33, 100], 1, 10, 74, 1),
     "select_backward": lambda x, y: aten.select_backward(x, [33, 5, 64], 1, 2),
     "zeros_like": lambda x, y: torch.zeros_like(x.t()), "new_full": lambda x, y: x.new_full((3,), 2.0) + x[1, 0],
+    "hardshrink": lambda x, y: F.hardshrink(x, 0.3), "softshrink": lambda x, y: F.softshrink(x, 0.3),
+    "threshold": lambda x, y: F.threshold(x, 0.3, -0.7), "shrink_backward": lambda x, y: aten.softshrink_backward(y, x, 0.3),
+    "nan_to_num": lambda x, y: x.nan_to_num(), "nan_to_num_to": lambda x, y: x.nan_to_num(0.1, 2.0, -0.0),
+    "copysign": lambda x, y: torch.copysign(y, x), "heaviside": lambda x, y: torch.heaviside(x, y),
+    "fmax": lambda x, y: torch.fmax(x, y), "fmin": lambda x, y: torch.fmin(y, x),
+    "isposinf": lambda x, y: x.isposinf(), "isneginf": lambda x, y: x.isneginf(),
+    "deg2rad": lambda x, y: torch.deg2rad(x), "rad2deg": lambda x, y: torch.rad2deg(x),
     "bce_with_logits": lambda x, y: F.binary_cross_entropy_with_logits(x, y, pos_weight=y[0]),
 }
 # A transcendental or a long sum inside: as accurate as eager.
 CLOSE = {
     "silu": lambda x, y: F.silu(x), "silu_backward": lambda x, y: aten.silu_backward(y, x),
+    "logit": lambda x, y: torch.logit(y.sigmoid()), "logit_eps": lambda x, y: torch.logit(x, 0.1),
+    "logit_backward": lambda x, y: aten.logit_backward(y, x.sigmoid(), 0.1), "xlogy": lambda x, y: torch.xlogy(x, y.abs()),
+    "xlog1py": lambda x, y: torch.special.xlog1py(x, y.abs()), "entr": lambda x, y: torch.special.entr(x.abs()),
+    "sinc": lambda x, y: torch.sinc(x), "logaddexp": lambda x, y: torch.logaddexp(x, y),
     "gelu": lambda x, y: F.gelu(x), "gelu_tanh": lambda x, y: F.gelu(x, approximate="tanh"),
     "gelu_backward": lambda x, y: aten.gelu_backward(y, x),
     "gelu_tanh_backward": lambda x, y: aten.gelu_backward(y, x, approximate="tanh"),
