@@ -48,7 +48,7 @@ BINARY = {
     "logical_xor": (torch.logical_xor, ALL), "bitwise_and": (torch.bitwise_and, (*INTEGERS, torch.bool)),
     "bitwise_or": (torch.bitwise_or, (*INTEGERS, torch.bool)), "bitwise_xor": (torch.bitwise_xor, (*INTEGERS, torch.bool)),
     "shift_left": (lambda a, b: a << b.abs(), INTEGERS), "shift_right": (lambda a, b: a >> b.abs(), INTEGERS),
-    "remainder": (torch.remainder, (torch.float32, torch.float64)), "fmod": (torch.fmod, (torch.float32, torch.float64)),
+    "remainder": (torch.remainder, FLOATS), "fmod": (torch.fmod, FLOATS),
     "floor_divide": (torch.floor_divide, (torch.float32, torch.float64)),
     "trunc_div": (lambda a, b: torch.div(a, b, rounding_mode="trunc"), (torch.float32, torch.float64)),
     "remainder_int": (lambda a, b: torch.remainder(a, b.abs() + 1), INTEGERS), "fmod_int": (lambda a, b: torch.fmod(a, b.abs() + 1), INTEGERS),
@@ -140,6 +140,7 @@ TRANSCENDENTAL = {
     "log1p": torch.log1p, "sin": torch.sin, "cos": torch.cos, "tan": torch.tan, "asin": torch.asin, "acos": torch.acos,
     "atan": torch.atan, "sinh": torch.sinh, "cosh": torch.cosh, "tanh": torch.tanh, "asinh": torch.asinh, "acosh": torch.acosh,
     "atanh": torch.atanh, "erf": torch.erf, "erfc": torch.erfc, "sigmoid": torch.sigmoid, "pow": lambda a: a**1.75,
+    "pow_of_a_number": lambda a: 1.75**a,
 }
 
 
@@ -240,6 +241,10 @@ REDUCTIONS = {
     "norm": (lambda x, **k: torch.linalg.vector_norm(x, **k), FLOATS), "prologue": (lambda x, **k: (x * 2).sum(**k), FLOATS),
     "both": (lambda x, **k: x / x.abs().sum(**{"dim": (), **k, "keepdim": True}), FLOATS), "softmax": (lambda x, **k: _softmax(x, **k), FLOATS),
 }
+
+
+def _argmax(x, dim=None, keepdim=False):
+    return x.argmax(dim if dim is None or isinstance(dim, int) else dim[-1], keepdim)
 
 
 def _softmax(x, dim=None, keepdim=False):

@@ -17,7 +17,8 @@ from ..ir.proxy import TensorProxy
 from .calls import Call, Region
 from .index import ZERO, Index, Quotient, Remainder, Var, atoms, combine, disjoint, flatten, unflatten, variable
 from .kernel import Buffer, CannotLower, Expr, Kernel, Reduction, Stage, Store, below, closure, variables
-from .ops import reduced_dims, row_of
+from .ops import row_of
+from .reductions import reduced_dims
 from .values import Values, buffer_name
 
 KEPT_BYTES = 256 << 10       # of row buffers: a share of the second-level cache

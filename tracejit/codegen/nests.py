@@ -20,7 +20,8 @@ from ..ir.trace import BoundSymbol
 from .calls import Call, Region, call_of, reads
 from .kernel import CannotLower, Kernel
 from .lower import Nest, Sharing, lower
-from .ops import reduced_dims, row_of
+from .ops import row_of
+from .reductions import reduced_dims
 from .repeats import Repeats, Signature
 
 LOOK = 8                     # how many nests beyond the first possible one are tried

@@ -7,7 +7,7 @@ from typing import Any, Callable
 import torch
 
 from .calls import Call
-from .kernel import DTYPES, FLOATS, INTEGERS
+from .kernel import DTYPES, FLOATS, INTEGERS, Expr, Expressions
 
 NUMERIC = (*FLOATS, *INTEGERS)
 WHOLE_NUMBERS = (*INTEGERS, torch.bool)
@@ -31,6 +31,11 @@ class Row:
     scalars: str = "rounded"
     heavy: bool = False                  # worth keeping rather than computing twice
     accepts: Callable[[Call], bool] = lambda call: True
+
+
+def computed(name: str, x: Expressions, *args: Expr) -> Expr:
+    """A primitive in the type of its first argument."""
+    return x.node(name, args, args[0].dtype)
 
 
 def prim(name: str) -> Callable:

@@ -98,19 +98,27 @@ def hardsigmoid_backward(grad, x):
     return torch.where((x > -3) & (x < 3), grad * (1 / 6), 0)
 
 
-@rule(aten.smooth_l1_loss.default)
-def smooth_l1_loss(x, y, reduction=1, beta=1.0):
-    if x.dtype != torch.float32 or y.dtype != x.dtype:
-        return NotImplemented
-    d = (x - y).abs()
-    loss = torch.where(d < beta, 0.5 * d * d / beta, d - 0.5 * beta) if beta else d
-    return loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()
+@rule(aten.log_sigmoid_backward.default)
+def log_sigmoid_backward(grad, x, buffer):
+    grad, x = wide(grad), wide(x)
+    e = torch.exp(-x.abs())
+    share = e / (1 + e)
+    return grad * torch.where(x < 0, 1 - share, share)
 
 
-@rule(aten.huber_loss.default)
-def huber_loss(x, y, reduction=1, delta=1.0):
-    if x.dtype != torch.float32 or y.dtype != x.dtype:
-        return NotImplemented
-    d = (x - y).abs()
-    loss = torch.where(d <= delta, 0.5 * d * d, delta * (d - 0.5 * delta))
-    return loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()
+@rule(aten.mish_backward.default)
+def mish_backward(grad, x):
+    grad, x = wide(grad), wide(x)
+    s, t = 1 / (1 + torch.exp(-x)), torch.tanh(torch.log1p(torch.exp(x)))
+    return grad * (t + x * s * (1 - t * t))
+
+
+@rule(aten._prelu_kernel.default)
+def prelu(x, weight):
+    return torch.where(x > 0, x, wide(weight) * wide(x)) if x.dtype == weight.dtype else NotImplemented
+
+
+@rule(aten._prelu_kernel_backward.default)
+def prelu_backward(grad, x, weight):
+    positive, grad = wide(x) > 0, wide(grad)
+    return torch.where(positive, grad, wide(weight) * grad), torch.where(positive, 0, wide(x) * grad)

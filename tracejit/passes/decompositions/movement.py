@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,6 +70,91 @@ def select_backward(grad, sizes, dim, index):
     zeros = torch.full(sizes, 0, dtype=grad.dtype, device=grad.device)
     return aten.select_scatter.default(zeros, grad, dim, index)
 
+
+@rule(aten.diagonal_backward.default)
+def diagonal_backward(grad, sizes, offset, dim1, dim2):
+    zeros = torch.full(sizes, 0, dtype=grad.dtype, device=grad.device)
+    return aten.diagonal_scatter.default(zeros, grad, offset, dim1, dim2)
+
+
+@rule(aten.diag_embed.default)
+def diag_embed(x, offset=0, dim1=-2, dim2=-1):
+    rank, n = x.dim() + 1, x.shape[-1] + abs(offset)
+    dim1, dim2 = dim1 % rank, dim2 % rank
+    sizes = iter(x.shape[:-1])
+    zeros = torch.full([n if d in (dim1, dim2) else next(sizes) for d in range(rank)], 0, dtype=x.dtype, device=x.device)
+    return aten.diagonal_scatter.default(zeros, x, offset, dim1, dim2)
+
+
+@rule(aten.rot90.default)
+def rot90(x, k=1, dims=(0, 1)):
+    a, b = dims
+    turned = {0: x, 1: x.flip(b).transpose(a, b), 2: x.flip(a, b), 3: x.flip(a).transpose(a, b)}[k % 4]
+    return turned.clone(memory_format=torch.contiguous_format)
+
+
+@rule(aten.pixel_shuffle.default)
+def pixel_shuffle(x, factor):
+    *lead, c, h, w = x.shape
+    parts = x.reshape(*lead, c // factor ** 2, factor, factor, h, w)
+    n = len(lead)
+    return parts.permute(*range(n), n, n + 3, n + 1, n + 4, n + 2).reshape(*lead, c // factor ** 2, h * factor, w * factor)
+
+
+@rule(aten.pixel_unshuffle.default)
+def pixel_unshuffle(x, factor):
+    *lead, c, h, w = x.shape
+    parts = x.reshape(*lead, c, h // factor, factor, w // factor, factor)
+    n = len(lead)
+    return parts.permute(*range(n), n, n + 2, n + 4, n + 1, n + 3).reshape(*lead, c * factor ** 2, h // factor, w // factor)
+
+
+@rule(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
+def reflection_pad(x, padding):
+    def sides(x: Tensor, dim: int, low: int, high: int) -> tuple[Tensor, Tensor]:
+        n = x.shape[dim]
+        return x.narrow(dim, 1, low).flip(dim), x.narrow(dim, n - 1 - high, high).flip(dim)
+    return _padded(x, padding, sides)
+
+
+@rule(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
+def replication_pad(x, padding):
+    def sides(x: Tensor, dim: int, low: int, high: int) -> tuple[Tensor, Tensor]:
+        first, last = x.narrow(dim, 0, 1), x.narrow(dim, x.shape[dim] - 1, 1)
+        return tuple(edge.expand([k if d == dim else n for d, n in enumerate(x.shape)]) for edge, k in ((first, low), (last, high)))
+    return _padded(x, padding, sides)
+
+
+def _padded(x: Tensor, padding: list[int], sides: Any) -> Any:
+    if min(padding) < 0:
+        return NotImplemented
+    for k in range(len(padding) // 2):
+        dim, low, high = x.dim() - 1 - k, padding[2 * k], padding[2 * k + 1]
+        left, right = sides(x, dim, low, high)
+        x = torch.cat([*([left] if low else []), x, *([right] if high else [])], dim)
+    return x
+
+
+@rule(aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default)
+def upsample_nearest(x, sizes, *scales):
+    """To a multiple of every size, where eager's rounding picks what a repetition picks."""
+    lead = x.dim() - len(sizes)
+    factors = [m // n for m, n in zip(sizes, x.shape[lead:])]
+    if any(m != n * k or s not in (None, k) for m, n, k, s in zip(sizes, x.shape[lead:], factors, (*scales, None, None, None))):
+        return NotImplemented
+    if not all(map(_repeats, x.shape[lead:], factors)):
+        return NotImplemented
+    apart = [m for n in x.shape[lead:] for m in (n, 1)]
+    spread = [m for n, k in zip(x.shape[lead:], factors) for m in (n, k)]
+    copy = x.reshape(*x.shape[:lead], *apart).expand(*x.shape[:lead], *spread).clone(memory_format=torch.contiguous_format)
+    return copy.view(*x.shape[:lead], *sizes)
+
+
+def _repeats(n: int, factor: int) -> bool:
+    """Is floor(i * scale), in float32, i // factor for every i?"""
+    places = np.arange(n * factor)
+    scale = np.float32(1) / np.float32(factor)
+    return bool((np.minimum((places.astype(np.float32) * scale).astype(np.int64), n - 1) == places // factor).all())
 
 
 def _full(shape: Any, value: Any, like: Tensor, dtype: Optional[torch.dtype]) -> Any:

@@ -83,3 +83,31 @@ def batch_norm(x, weight, bias, running_mean, running_var, training, momentum, e
         unbiased = flat_var * (n / (n - 1))
         running_var.copy_((momentum * unbiased + (1 - momentum) * running_var).to(running_var.dtype))
     return y, flat_mean, rstd.reshape(-1)
+
+
+@rule(aten.native_group_norm_backward.default)
+def group_norm_backward(grad, x, mean, rstd, weight, n, c, hw, groups, mask):
+    def rows(t: Tensor) -> Tensor:
+        return wide(t).reshape(n, groups, -1)
+    over, count = [1, c] + [1] * (x.dim() - 2), x.numel() // (n * groups)
+    y = (rows(x) - wide(mean).unsqueeze(2)) * wide(rstd).unsqueeze(2)
+    g = rows(grad) if weight is None else rows(wide(grad) * wide(weight).reshape(over))
+    dx = wide(rstd).unsqueeze(2) * (g - g.sum(2, True) / count - y * ((g * y).sum(2, True) / count)) if mask[0] else None
+    dims = [d for d in range(x.dim()) if d != 1]
+    dw = (wide(grad) * y.reshape(x.shape)).sum(dims) if mask[1] and weight is not None else None
+    db = wide(grad).sum(dims) if mask[2] else None
+    return None if dx is None else dx.reshape(x.shape), dw, db
+
+
+@rule(aten.native_batch_norm_backward.default)
+def batch_norm_backward(grad, x, weight, running_mean, running_var, mean, rstd, training, eps, mask):
+    dims, over = [d for d in range(x.dim()) if d != 1], [1, -1] + [1] * (x.dim() - 2)
+    if not training:
+        mean, rstd = running_mean, 1 / torch.sqrt(wide(running_var) + eps)
+    grad, rstd, n = wide(grad), wide(rstd).reshape(over), x.numel() // x.shape[1]
+    y = (wide(x) - wide(mean).reshape(over)) * rstd
+    db = grad.sum(dims, True)
+    dw = (grad * y).sum(dims, True)
+    scale = rstd if weight is None else rstd * wide(weight).reshape(over)
+    dx = (scale * (grad - db / n - y * (dw / n)) if training else grad * scale) if mask[0] else None
+    return dx, dw.reshape(-1) if mask[1] and weight is not None else None, db.reshape(-1) if mask[2] else None

@@ -77,6 +77,28 @@ def nan_to_num(x, nan=None, posinf=None, neginf=None):
     return torch.where(x != x, nan, torch.where(x == math.inf, top, torch.where(x == -math.inf, bottom, x)))
 
 
+@rule(aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide.default, aten.floor_divide.Scalar)
+def rounded_division(x, y, *, rounding_mode="floor"):
+    """Of halves: one divisor for all is computed with in float32, many step by step in the half type."""
+    if rounding_mode is None or not isinstance(x, Tensor) or x.dtype not in (torch.float16, torch.bfloat16):
+        return NotImplemented
+    if not isinstance(y, Tensor) or y.numel() == 1:
+        x, y = wide(x), wide(y) if isinstance(y, Tensor) else y
+        return torch.div(x, y, rounding_mode=rounding_mode)
+    if y.dtype != x.dtype:
+        return NotImplemented
+    quotient = x / y
+    if rounding_mode == "trunc":
+        return torch.trunc(quotient)
+    rest = torch.fmod(x, y)
+    whole = (x - rest) / y
+    whole = torch.where((rest != 0) & ((y < 0) != (rest < 0)), whole - 1, whole)
+    floor = torch.floor(whole)
+    floor = torch.where(whole - floor > 0.5, floor + 1, floor)
+    floor = torch.where(whole == 0, torch.where(torch.signbit(quotient), -0.0, 0.0), floor)
+    return torch.where(y == 0, quotient, floor)
+
+
 @rule(aten.copysign.Tensor)
 def copysign(x, y):
     if x.dtype != y.dtype or not x.dtype.is_floating_point:

@@ -103,7 +103,30 @@ def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
         return x.abs().amax(dims, keepdim)
     if ord == -math.inf:
         return x.abs().amin(dims, keepdim)
-    return NotImplemented
+    if ord == 0:
+        return (x != 0).to(x.dtype).sum(dims, keepdim)
+    return torch.pow(torch.pow(x.abs(), ord).sum(dims, keepdim), 1 / ord)
+
+
+@rule(aten.norm.Scalar, aten.norm.ScalarOpt_dim)
+def norm(x, p=2, dim=None, keepdim=False):
+    return vector_norm(x, 2 if p is None else p, dim, keepdim)
+
+
+@rule(aten._foreach_norm.Scalar)
+def foreach_norm(tensors, ord=2, dtype=None):
+    norms = [vector_norm(t, ord, dtype=dtype) for t in tensors]
+    return NotImplemented if NotImplemented in norms else [n.to(t.dtype) for n, t in zip(norms, tensors)]
+
+
+@rule(aten.dist.default)
+def dist(x, y, p=2):
+    return vector_norm(x - y, p) if x.dtype == y.dtype else NotImplemented
+
+
+@rule(aten.trace.default)
+def trace(x):
+    return torch.diagonal(x).sum()
 
 
 def _has_dim(x: torch.Tensor, dim: int) -> bool:
@@ -118,6 +141,14 @@ def softmax(x, dim, half_to_float):
     x = wide(x)
     e = torch.exp(x - x.amax(dim, True))
     return e / e.sum(dim, True)
+
+
+@rule(aten._safe_softmax.default)
+def safe_softmax(x, dim, dtype=None):
+    """A row that is -inf throughout becomes zeros."""
+    if not _has_dim(x, dim) or dtype not in (None, x.dtype):
+        return NotImplemented
+    return torch.where((x == -math.inf).all(dim, True), 0, softmax(x, dim, False))
 
 
 @rule(aten._log_softmax.default)
