@@ -1,7 +1,7 @@
 """A character transformer learns the LICENSE of this repository, then decodes with an in-place KV cache.
 
 The decode step runs eagerly and jitted, side by side.
-Ends with status 1 when the two generated texts, or what is left in the two caches, differ in a single bit.
+Ends with status 1 when the two generated texts differ, or the two caches by more than rounding.
 """
 import argparse
 import statistics
@@ -18,6 +18,7 @@ from char_model import CharTransformer
 
 TEXT = Path(__file__).resolve().parents[1] / "LICENSE"
 PROMPT = "2. Grant of Copyright License."
+ROUNDING = 1e-4                 # of the largest number in a cache
 
 
 def options():
@@ -74,29 +75,48 @@ def show_trace(jitted, lines):
     print(f"    {'stage':20}{'ops':>6}{'copy_':>7}")
     for trace in jitted.last_traces:
         print(f"    {trace.stage:20}{len(trace.bound_symbols):6}{trace.count('copy_'):7}")
+    show_kernels(jitted.last_traces[-1])
     text = str(jitted.last_traces[-1]).splitlines()
     body = text[next(i for i, line in enumerate(text) if line.startswith("def ")):]  # after the list of inputs
     print(f"\nThe final trace ({min(lines, len(body))} of {len(body)} lines):")
     print("\n".join("    " + (line if len(line) <= 120 else line[:117] + "...") for line in body[:lines]))
 
 
+def show_kernels(final):
+    """One line for each fused region: how many calls became how many kernels, and what they move."""
+    fused = sum(len(region.subsymbols) for region in final.regions)
+    print(f"\nFused kernels: {fused} calls in {len(final.regions)} regions, beside {len(final.bound_symbols) - len(final.regions)} calls of torch")
+    print(f"    {'region':10}{'calls':>6}{'kernels':>9}{'KB read':>9}{'written':>9}  from")
+    for n, region in enumerate(final.regions):
+        kernels = region.sym.fn.source.kernels
+        read, written = (sum(getattr(k, f"bytes_{way}") for k in kernels) / 1e3 for way in ("read", "written"))
+        lines = dict.fromkeys(str(b.source).rpartition("/")[2] for b in region.subsymbols if b.source.file)
+        first, *_, last = [*lines, *lines]
+        where = first if len(lines) < 2 else f"{first} ... {last}"
+        print(f"    {n:<10}{len(region.subsymbols):6}{len(kernels):9}{read:9.1f}{written:9.1f}  {where}")
+
+
+def largest_difference(caches):
+    """Of two caches, as a share of the largest number in them."""
+    return max(float((a - b).abs().max() / a.abs().max()) for a, b in zip(*caches))
+
+
 def report(jitted, run_eager, run_jitted, texts):
-    """Prints what came out and what it cost; True when both runs left the same text and the same bits."""
+    """Prints what came out and what it cost; True when both runs left the same text, and caches equal up to rounding."""
     caches = [[t for layer in run.cache for t in layer] for run in (run_eager, run_jitted)]
-    same_text, same_cache = texts[0] == texts[1], all(map(torch.equal, *caches))
+    same_text, apart = texts[0] == texts[1], largest_difference(caches)
     print(f"\nThe text after {PROMPT!r}:")
     print("\n".join("    " + line for line in texts[1].splitlines()))
 
     info, final = jitted.cache_info(), jitted.last_traces[-1]
-    yes_or_no = {True: "yes", False: "NO"}
-    print(f"\nidentical text: {yes_or_no[same_text]}, identical caches: {yes_or_no[same_cache]}")
+    print(f"\nidentical text: {'yes' if same_text else 'NO'}; largest difference of the caches: {apart:.1e} of the largest number")
     print(f"programs compiled: {info.entries}, for {len(run_jitted.seconds)} positions; "
           f"calls that fell back: {info.fallbacks}; copy_ in the final trace: {final.count('copy_')}")
     print(f"first call: jitted {run_jitted.seconds[0] * 1e3:.0f} ms (with the compile), "
           f"then eager {run_eager.seconds[0] * 1e3:.1f} ms")
     eager, fast = (statistics.median(run.seconds[1:]) * 1e6 for run in (run_eager, run_jitted))
     print(f"median of a step: eager {eager:.0f} us, jitted {fast:.0f} us, eager / jitted {eager / fast:.2f}")
-    return same_text and same_cache
+    return same_text and apart < ROUNDING
 
 
 def main():

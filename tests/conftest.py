@@ -1,10 +1,15 @@
 """What every test runs under, and the lines that suites print beside the pass figure."""
 import os
+import shutil
+import tempfile
 
 # Before torch is imported: thread pools are sized once. The checker runs after every stage of every compile.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TRACEJIT_CHECK", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+if not IS_WORKER:
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="tracejit-test-")       # workers and their children share its kernels
 
 from pathlib import Path
 
@@ -23,6 +28,11 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     torch.set_num_threads(1)
     config.pluginmanager.register(_Summary(), "tracejit-summary")
+
+
+def pytest_unconfigure(config):
+    if not IS_WORKER:
+        shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
 def pytest_collection_modifyitems(config, items):

@@ -63,7 +63,7 @@ def region_of(run: list, trace: Trace) -> BoundSymbol:
 def fused(fn, *args, executor=None, fully=True, check=True):
     """`fn(*args)` through fused kernels; `fully`: nothing but kernels ran (no kernel is made for no elements)."""
     fuse = FuseRuns(executor) if executor is not None else FuseRuns()
-    got = tracejit.jit(fn, fallback="error", transforms=(fuse,), disable_inplace_copy_check=not check)(*args)
+    got = tracejit.jit(fn, executors=["torch"], fallback="error", transforms=(fuse,), disable_inplace_copy_check=not check)(*args)
     if fully and all(a.numel() for a in args if isinstance(a, torch.Tensor)):
         assert fuse.regions and not fuse.left, f"not fused: {fuse.left}"
     return got

@@ -10,7 +10,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 
 import tracejit
 
-from cases.compare import call_problems, clone_call, run
+from cases.compare import call_problems, clone_call, equal_bits, near, rounds, run
 
 ALL = os.environ.get("TRACEJIT_TEST_ALL") == "1"
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool]
@@ -85,7 +85,7 @@ def program_for(function):
 
 
 def jitted_calls(function, args, kwargs):
-    """Two calls of one jitted function, the second served from its cache, and why it fell back, if it did.
+    """Two calls of one jitted function, the second served from its cache; why it fell back, if it did; do kernels round?
 
     With fallback="error" a refusal must have touched nothing, so the same arguments then go to eager.
     """
@@ -97,9 +97,9 @@ def jitted_calls(function, args, kwargs):
         if isinstance(outcome[1], tracejit.UnsupportedError):
             reason = str(outcome[1])
             silent = tracejit.jit(program_for(function), fallback="silent")
-            return calls, [run(silent, *call) for call in calls], reason
+            return calls, [run(silent, *call) for call in calls], reason, False
         outcomes.append(outcome)
-    return calls, outcomes, None
+    return calls, outcomes, None, rounds(strict)
 
 
 def judge(function, args, kwargs, compare_values):
@@ -108,7 +108,8 @@ def judge(function, args, kwargs, compare_values):
     want = run(function, *call)
     if compare_values and not eager_repeats_itself(function, args, kwargs, call, want):
         return None
-    calls, outcomes, reason = jitted_calls(function, args, kwargs)
+    calls, outcomes, reason, rounding = jitted_calls(function, args, kwargs)
+    compare_values = compare_values and (near if rounding else equal_bits)
     problems = []
     for which, got_call, got in zip(("first call", "second call"), calls, outcomes, strict=True):
         problems += [f"{which}: {p}" for p in call_problems(call, want, got_call, got, compare_values)]

@@ -23,8 +23,8 @@ def test_transform_rewrites_the_program():
     jfn = tracejit.jit(lambda x, y: (x + y) * y, transforms=[double_every_add], fallback="error")
     for _ in range(2):
         assert torch.equal(jfn(torch.ones(2), torch.full((2,), 3.0)), torch.full((2,), 21.0))
-    assert [t.stage for t in jfn.last_traces][-2:] == ["double_every_add", "claim"]
-    made = jfn.last_traces[-2]
+    assert [t.stage for t in jfn.last_traces][-3:] == ["double_every_add", "decompose", "partition"]
+    made = jfn.last_traces[-3]
     assert (
         made.previous == "dce"
         and made.seconds >= 0

@@ -8,7 +8,7 @@ from .ir.trace import BoundSymbol, Trace
 from .offline import Lowered, lower
 
 register_executor(_TORCH)
-register_executor(CpuExecutor())          # asked where `executors=["cpu"]` names it
+register_executor(CpuExecutor(), default=True)
 __version__ = "0.1.0"
 __all__ = ["BoundSymbol", "CacheInfo", "CompiledFunction", "CompiledModule", "CpuExecutor", "Executor", "FallbackWarning",
            "InplaceCopyError", "Lowered", "Trace", "TraceError", "UnsupportedError", "bisect", "default_executors", "explain",

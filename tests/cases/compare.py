@@ -4,6 +4,9 @@ import copy
 import torch
 import torch.utils._pytree as pytree
 
+import tracejit
+from tests.fuzz.rounding import INEXACT
+
 from .harness import relations
 
 INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -36,6 +39,12 @@ def equal_bits(a, b):
     bits = INTEGER_OF_SIZE[a.element_size()]
     equal = a.reshape(-1).view(bits) == b.reshape(-1).view(bits)
     return bool((equal | (torch.isnan(a) & torch.isnan(b)).reshape(-1)).all())
+
+
+def rounds(jitted):
+    """Does a kernel of the latest program compute what the last bits of are nobody's promise?"""
+    return any(b.sym.packet.rstrip("_") in INEXACT
+               for final in tracejit.last_traces(jitted)[-1:] for region in final.regions for b in region.subsymbols)
 
 
 NEAR = {torch.bfloat16: 2 ** -6, torch.float16: 2 ** -9, torch.float64: 1e-9}

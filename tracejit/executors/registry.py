@@ -49,7 +49,8 @@ _defaults: list[str] = []
 
 
 def register_executor(executor: Executor, *, default: bool = False) -> Executor:
-    """Make an executor known by its name. default: ask it in every `jit` that names no executors.
+    """Make an executor known by its name. default: ask it in every `jit` that names no executors,
+    before those that are asked there already.
 
     TraceError when it has no name, or one that is taken by another class.
     """
@@ -60,7 +61,7 @@ def register_executor(executor: Executor, *, default: bool = False) -> Executor:
         raise TraceError(f"the executor name {executor.name!r} is taken by {type(old).__name__}")
     _registered[executor.name] = executor
     if default and executor.name not in _defaults:
-        _defaults.append(executor.name)
+        _defaults.insert(0, executor.name)
     return executor
 
 
