@@ -16,7 +16,7 @@ from typing import Any, Optional
 
 import torch
 
-from .index import Bounds, Index, Var, atoms, bounds
+from .index import Bounds, Gathered, Index, Var, atoms, bounds
 
 HALVES = (torch.bfloat16, torch.float16)
 FLOATS = (torch.float32, torch.float64, *HALVES)
@@ -172,7 +172,14 @@ class Expressions:
             return self.const(True, torch.bool)
         if last < low or first >= high:
             return self.const(False, torch.bool)
-        return self.node("inside", (), torch.bool, (index, low, high))
+        return self.node("inside", self.gathered(index), torch.bool, (index, low, high))
+
+    def position(self, index: Index) -> Expr:
+        return self.node("index", self.gathered(index), torch.int64, index)
+
+    def gathered(self, *indices: Index) -> tuple[Expr, ...]:
+        """The loaded values that indices hold."""
+        return tuple(self.all[a.expression] for i in indices for a in atoms(i) if isinstance(a, Gathered))
 
 
 def _rounded(value: float, dtype: torch.dtype) -> float:

@@ -11,8 +11,6 @@ import math
 from dataclasses import dataclass
 from typing import Callable, Iterator, Optional
 
-import torch
-
 from ..ir.proxy import TensorProxy
 from .calls import Call, Region
 from .index import ZERO, Index, Quotient, Remainder, Var, atoms, combine, disjoint, flatten, unflatten, variable
@@ -23,6 +21,7 @@ from .values import Values, buffer_name
 
 KEPT_BYTES = 256 << 10       # of row buffers: a share of the second-level cache
 MOST_SPLITS = 4
+CHECKS = ("checked", "nonzero")
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,21 @@ class _Evaluation:
         self.direct = tuple(variable(whole[d]) if d in whole else ZERO for d in range(len(nest.shape))) if not split else None
         for call in nest.calls:
             self._call(call, wanted)
-        self.all = closure([s.value for s in self.stores] + [r.value for r in self.reductions])
+        self._keep_checks()
+        self.all = self._needed()
+
+    def _needed(self) -> list[Expr]:
+        return closure([s.value for s in self.stores] + [r.value for r in self.reductions])
+
+    def _keep_checks(self) -> None:
+        """What may raise is computed for every element, also where nobody reads it, or not all of it."""
+        for call in self.nest.calls:
+            if call.is_store or not call.bsym.sym.may_raise([a.dtype for a in call.tensors]):
+                continue
+            needed = set(self._needed())
+            checks = [e for e in closure([self.values.read(call.out, self._index_of(call.out)[0], call)]) if e.op in CHECKS]
+            if not needed.issuperset(checks):
+                self._store(call.out, call.out, call)
 
     def _call(self, call: Call, wanted: Callable) -> None:
         if call.is_store:
@@ -106,12 +119,16 @@ class _Evaluation:
 
     def _store(self, target: TensorProxy, value: TensorProxy, call: Call) -> None:
         x = self.values.x
-        full = value.numel == self.nest.size and not self._is_row_value(value)
-        if not full and value.numel != self.nest.rows:
-            raise CannotLower(f"{value.name} lives on another iteration space", call.position)
-        index = self._full_index(value.shape) if full else unflatten(self.row, value.shape)
+        index, full = self._index_of(value)
         e = x.cast(self.values.read(value, index, call), target.dtype)
         self.stores.append(Store(buffer_name(target), self.values.address(target, index), e, full, call.position))
+
+    def _index_of(self, value: TensorProxy) -> tuple[tuple[Index, ...], bool]:
+        """The element of `value` at an iteration, or (False) at a row."""
+        full = value.numel == self.nest.size and not self._is_row_value(value)
+        if not full and value.numel != self.nest.rows:
+            raise CannotLower(f"{value.name} lives on another iteration space", self.position)
+        return (self._full_index(value.shape) if full else unflatten(self.row, value.shape)), full
 
     def _full_index(self, shape: tuple[int, ...]) -> tuple[Index, ...]:
         return self.direct if self.direct is not None and shape == self.nest.shape else unflatten(self.full, shape)
@@ -134,7 +151,7 @@ class _Evaluation:
         count = math.prod(p.shape[d] for d in dims)
         along = flatten(tuple(index[d] for d in dims), tuple(p.shape[d] for d in dims))
         x = self.values.x
-        made = row_of(call).build(x, value, self._reduction, call, count, x.node("index", (), torch.int64, along))
+        made = row_of(call).build(x, value, self._reduction, call, count, x.position(along))
         tensors = [k for k, o in enumerate(call.outputs) if isinstance(o, TensorProxy)]
         for k in tensors:
             e = x.rounded(x.cast(made[k], call.outputs[k].dtype))
@@ -223,7 +240,7 @@ class _Scheduler:
         k = Kernel(self._buffers(), outer, inner, schedule, stages, self.all)
         k.kept = self._kept(used) if schedule == "row" and len(inner) == 1 else {}
         k.tile = self._tile(k) if schedule == "pointwise" else None
-        k.checks = any(e.op in ("checked", "nonzero") for e in self.all)
+        k.checks = any(e.op in CHECKS for e in self.all)
         self._count(k)
         return k
 

@@ -7,6 +7,7 @@ A primitive that is not here is the C library's function of that name.
 from __future__ import annotations
 
 PRIMITIVES = {
+    "after": "{0}",                                             # a value, once the checks beside it are made
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "neg": "-{0}",
     "fma": "{m}fma{f}({0}, {1}, {2})", "abs.real": "{m}fabs{f}({0})", "abs.int": "({0} < 0 ? -{0} : {0})",
     "div_trunc.real": "{m}trunc{f}({0} / {1})", "div_trunc.int": "tj_div_trunc_{s}({0}, {1})",

@@ -134,20 +134,20 @@ def _index_select(v: Any, call: Call, index: Indices) -> Expr:
     x, which = _self(call), call.args["index"]
     d = call.args["dim"] % max(len(x.shape), 1)
     at = v.checked(v.read(which, (index[d],) * len(which.shape), call), x.shape[d], "IndexError", False)
-    return v.read(x, _replaced(index, d, at), call)
+    return v.fetched(x, _replaced(index, d, at), call)
 
 
 def _gather(v: Any, call: Call, index: Indices, error: str = "RuntimeError") -> Expr:
     x = _self(call)
     d = call.args["dim"] % max(len(index), 1)
     at = v.checked(v.read(call.args["index"], index, call), x.shape[d], error, False)
-    return v.read(x, _replaced(index, d, at), call)
+    return v.fetched(x, _replaced(index, d, at), call)
 
 
 def _embedding(v: Any, call: Call, index: Indices) -> Expr:
     weight = call.args["weight"]
     at = v.checked(v.read(call.args["indices"], index[:-1], call), weight.shape[0], "IndexError", False)
-    return v.read(weight, (at, index[-1]), call)
+    return v.fetched(weight, (at, index[-1]), call)
 
 
 def _advanced_index(v: Any, call: Call, index: Indices) -> Expr:
@@ -160,7 +160,7 @@ def _advanced_index(v: Any, call: Call, index: Indices) -> Expr:
     shared, plain = index[at:at + len(shape)], iter((*index[:at], *index[at + len(shape):]))
     own = tuple(next(plain) if i is None else v.checked(v.read_broadcast(i, shared, call), x.shape[d], "IndexError", True)
                 for d, i in enumerate(which))
-    return v.read(x, own, call)
+    return v.fetched(x, own, call)
 
 
 def _index_ok(call: Call) -> bool:
@@ -184,7 +184,7 @@ def _filled(value_of: Callable[[Call], Any]) -> Callable:
 
 def _arange(v: Any, call: Call, index: Indices) -> Expr:
     start, step = call.args.get("start", 0), call.args.get("step", 1)
-    return v.x.cast(v.x.node("index", (), torch.int64, index[0] * step + start), call.dtype)
+    return v.x.cast(v.x.position(index[0] * step + start), call.dtype)
 
 
 def _arange_ok(call: Call) -> bool:

@@ -12,8 +12,8 @@ import torch
 from ..ir.memory import overlaps
 from ..ir.proxy import TensorProxy
 from .calls import Call, Region, is_number
-from .index import ZERO, Gathered, Index, atoms, bounds, through_memory
-from .kernel import CannotLower, Expr, Expressions
+from .index import ZERO, Gathered, Index, bounds, through_memory
+from .kernel import CannotLower, Expr, Expressions, below
 from .ops import Row, compute_dtype, row_of, scalar_operand
 
 Indices = tuple[Index, ...]
@@ -121,8 +121,7 @@ class Values:
         guard = self.guard
         if guard is not None and self._always_valid(p, at):
             guard = None
-        data = [self.x.all[a.expression] for a in atoms(at) if isinstance(a, Gathered)]
-        args = (*data, *(() if guard is None else (guard,)))
+        args = (*self.x.gathered(at), *(() if guard is None else (guard,)))
         return self.x.node("load", args, p.dtype, (buffer_name(p), at, guard))
 
     def _always_valid(self, p: TensorProxy, at: Index) -> bool:
@@ -154,6 +153,13 @@ class Values:
         guards = (self.guard,) if self.guard is not None else ()
         e = self.x.node("checked", (self.x.cast(e, torch.int64), *guards), torch.int64, (size, ERRORS[error], wraps))
         return Index(0, ((Gathered(e.number, size), 1),))
+
+    def fetched(self, p: TensorProxy, index: Indices, reader: Call) -> Expr:
+        """The element at a gathered index; the check stays where the element does not depend on the index, as one of `zeros`."""
+        e = self.read(p, index, reader)
+        known = below(e)
+        checks = [c for c in self.x.gathered(*index) if c not in known]
+        return self.x.node("after", (e, *checks), e.dtype) if checks else e
 
     # ------------------------------------------------------------ reductions
 

@@ -19,6 +19,7 @@ from .proxy import TensorConstant, TensorProxy
 from .symbol import Symbol
 from .trace import BoundSymbol, Modes, Trace
 
+WIDTH = 120                  # columns of a line
 _LITERALS = (bool, int, str, bytes, type(None), type(Ellipsis))
 _TORCH_LITERALS = (torch.dtype, torch.layout, torch.memory_format)
 
@@ -165,8 +166,9 @@ def trace_source(trace: Trace, *, annotate: bool = True) -> tuple[str, dict[str,
             lines += [f"    with {c}:" for c in [", ".join(mode_contexts(b.modes, base))] if c]
             current = b.modes
         indent = "    " if not mode_contexts(current, base) else "        "
-        lines.append(indent + statement_text(b, scope) + (_annotation(b, trace, n) if annotate else ""))
-        calls[lines[0].count("\n") + len(lines)] = b
+        statement = _wrapped(indent, statement_text(b, scope), _annotation(b, trace, n) if annotate else "", b.is_region)
+        calls.update((lines[0].count("\n") + len(lines) + 1 + k, b) for k in range(len(statement)))
+        lines += statement
         if annotate:
             lines += [f"{indent}    # {statement_text(s, scope)}" for s in b.subsymbols]
         if n in dying:
@@ -178,6 +180,17 @@ def trace_source(trace: Trace, *, annotate: bool = True) -> tuple[str, dict[str,
 def _signature(trace: Trace) -> str:
     names = textwrap.wrap(", ".join(p.name for p in trace.inputs), 100, break_long_words=False)
     return f"def {trace.name}({(chr(10) + '      ').join(names)}):"
+
+
+def _wrapped(indent: str, statement: str, annotation: str, is_region: bool) -> list[str]:
+    """A line; that of a region with many arguments or results as several."""
+    line = indent + statement + annotation
+    if not is_region or len(line) <= WIDTH:
+        return [line]
+    whole = {"width": WIDTH, "break_long_words": False, "break_on_hyphens": False}
+    lines = textwrap.wrap(statement.replace(" = ", "\0=\0"), initial_indent=indent, subsequent_indent=indent + "      ", **whole)
+    note = textwrap.wrap(annotation.strip(" #"), initial_indent=f"{indent}    # ", subsequent_indent=f"{indent}    # ", **whole)
+    return [line.replace("\0", " ") for line in lines] + note
 
 
 def _annotation(b: BoundSymbol, trace: Trace, n: int) -> str:
