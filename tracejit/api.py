@@ -26,6 +26,7 @@ from .inspection.kernels import Kernel, kernels_of
 from .ir.trace import Trace
 from .options import Options, log_topics, make_options
 from .pipeline import lower
+from .runtime.call_core import Calls, called_in_c, hits, paused
 from .runtime.entry import Entry, make_entry
 from .runtime.program import user_traceback
 
@@ -58,12 +59,23 @@ class CompiledFunction:
         self._eager: dict[Any, UnsupportedError] = {}
         self._hits = self._misses = self._fallbacks = 0
         self._warned: set[str] = set()
+        self._calls = Calls(self)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> CompiledFunction:
+        return object.__new__(called_in_c(cls) if cls is CompiledFunction else cls)
+
+    def __reduce__(self) -> tuple:
+        return CompiledFunction, (self.__wrapped__, self.options)
 
     def __get__(self, instance: Any, owner: Optional[type] = None) -> Any:
         """As a method: bound like a function."""
         return self if instance is None else functools.partial(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._missed(None, args, kwargs)
+
+    def _missed(self, in_c: Optional[bytes], args: tuple, kwargs: dict) -> Any:
+        """A call that C does not know. in_c: its key there, if C can key it."""
         if function_level.active() is not None:                # jit inside jit is part of the outer program
             return self.__wrapped__(*args, **kwargs)
         try:
@@ -73,9 +85,11 @@ class CompiledFunction:
             key = (inputs.key, mode_key())
             table = self._tables.get(key)
             if table is not None:
-                entry, tensors = table.find(inputs)
+                entry, tensors, group = table.find(inputs)
                 if entry is not None:
                     self._hits += 1
+                    if in_c is not None:
+                        self._calls.register(self, in_c, group, inputs, tensors, entry)
                     return entry.run(tensors, inputs)
             return self._first_call(inputs, key)
         except Exception as error:                             # the user's error: show the user's frames
@@ -87,7 +101,7 @@ class CompiledFunction:
         if key in self._eager and self.options.fallback != "error":
             return self._run_eagerly(inputs.args, inputs.kwargs, self._eager[key])
         try:
-            with _capture_lock:
+            with _capture_lock, paused():
                 entry, tensors = self._compile(inputs, key)
         except UnsupportedError as error:
             self._eager[key] = UnsupportedError(*error.args)   # without the traceback, which holds the arguments
@@ -100,7 +114,7 @@ class CompiledFunction:
 
     def _compile(self, inputs: CallInputs, key: Any) -> tuple[Entry, list]:
         table = self._tables.get(key)
-        entry, tensors = table.find(inputs) if table is not None else (None, [])
+        entry, tensors, _ = table.find(inputs) if table is not None else (None, [], None)
         if entry is not None:                                  # another thread compiled it meanwhile
             return entry, tensors
         captured = self._capture(inputs)
@@ -157,12 +171,13 @@ class CompiledFunction:
 
     def cache_info(self) -> CacheInfo:
         """Counts since the last `cache_clear`."""
-        return CacheInfo(self._hits, self._misses, self._fallbacks, sum(map(len, self._tables.values())))
+        return CacheInfo(self._hits + hits(self, self._calls), self._misses, self._fallbacks, sum(map(len, self._tables.values())))
 
     def cache_clear(self) -> None:
         """Forget all entries and counts."""
         self._tables.clear()
         self._eager.clear()
+        self._calls = Calls(self)
         self._hits = self._misses = self._fallbacks = 0
 
     def __repr__(self) -> str:
@@ -209,7 +224,8 @@ class CompiledModule:
 
 def _jit_module(module: torch.nn.Module, options: Options) -> torch.nn.Module:
     compiled = CompiledFunction(module, options)
-    kind = type(f"Compiled{type(module).__name__}", (CompiledModule, type(module)), {"_tracejit": compiled})
+    kind = type(f"Compiled{type(module).__name__}", (CompiledModule, type(module)),
+                {"_tracejit": compiled, "__call__": staticmethod(compiled)})
     wrapped = kind.__new__(kind)
     object.__setattr__(wrapped, "__dict__", module.__dict__)
     return wrapped

@@ -5,12 +5,14 @@ warning that says so: nothing else depends on them.
 """
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import importlib.util
 import sys
 import threading
 from types import ModuleType
+from pathlib import Path
 from typing import Any, Callable, Optional
 
 import torch
@@ -165,3 +167,31 @@ def fake_of(mode: FakeTensorMode, real: torch.Tensor) -> torch.Tensor:
         return mode.from_tensor(real, source=_Origin(), trace=False)
     finally:
         _making.fakes = False
+# ------------------------------------------------------------ for calls in C; None: calls stay in Python
+
+keyset_of: Optional[Callable] = _find_optional("_C._dispatch_keys")            # of a tensor; `.raw_repr()` is its bits
+LIBRARIES = Path(torch.__file__).parent / "lib"
+DISPATCH_KEYS = "_ZN3c104impl26raw_local_dispatch_key_setE"                    # of this thread: included, excluded
+FUNCTIONS = {                                                                  # C++ functions that take and return plain words
+    "grad_mode": "_ZN3c108GradMode10is_enabledEv",
+    "inference_mode": "_ZN3c1013InferenceMode10is_enabledEv",
+    "requires_grad": "_ZNK3c1010TensorImpl13requires_gradEv",
+    "is_leaf": "_ZNK2at10TensorBase7is_leafEv",
+    "context": "_ZN2at13globalContextEv",
+    "deterministic": "_ZNK2at7Context23deterministicAlgorithmsEv",
+    "default_dtype": "_ZN3c1031get_default_dtype_as_scalartypeEv",
+    "autocast_dtype": "_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE",
+    "function_modes": "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv",
+    "saved_hooks": "_ZN2at23SavedTensorDefaultHooks13get_tls_stateEv",
+}
+
+
+@functools.lru_cache(None)
+def exported(symbol: str) -> Optional[int]:
+    """The address of a C++ name in torch's libraries, or None."""
+    for name in ("libtorch_cpu.so", "libc10.so"):
+        try:
+            return ctypes.cast(ctypes.CDLL(str(LIBRARIES / name))[symbol], ctypes.c_void_p).value
+        except (OSError, AttributeError):
+            continue
+    return None

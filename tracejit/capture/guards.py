@@ -152,13 +152,13 @@ class EntryTable:
 
     groups: dict[Hashable, Group] = field(default_factory=dict)
 
-    def find(self, call: CallInputs) -> tuple[Any, list]:
-        """(entry, program inputs), or (None, [])."""
+    def find(self, call: CallInputs) -> tuple[Any, list, Optional[Group]]:
+        """(entry, program inputs, the entry's group), or (None, [], None)."""
         for group in self.groups.values():
             entry, inputs = group.find(call)
             if entry is not None:
-                return entry, inputs
-        return None, []
+                return entry, inputs, group
+        return None, [], None
 
     def why_missed(self, call: CallInputs) -> str:
         """The state that no entry was made for, or what else differs from the entries there are."""

@@ -76,6 +76,10 @@ class KeyReader:
         keys = tuple(location.expected for location in self.locations) if keys is None else keys
         return self._tokens.setdefault(keys, len(self._tokens))
 
+    def token(self, keys: tuple) -> int | None:
+        """The token of `keys`, if they are registered."""
+        return self._tokens.get(keys)
+
     def keys(self, roots: Any = None) -> tuple:
         return tuple([location.key(roots) for location in self.locations])
 

@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any, Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Callable, Optional
 
 import torch
 
@@ -10,58 +12,82 @@ from ..capture.inputs import CallInputs
 from ..capture.journal import replay
 from ..capture.structure import Structure
 from ..capture.tracer import Capture, StateEffect
-from ..ir.trace import Trace
-from .program import Program
+from ..ir.trace import SourceLine, Trace
+from ..options import log_topics
+from .program import OneRegion, Program, user_traceback
 
 
 class Entry:
-    """`run(inputs, call)` -> the user's result, with the program's writes to Python state made."""
+    """`run(inputs, call)` -> the user's result, with the program's writes to Python state made.
 
-    __slots__ = ("program", "run")
+    ready: it has run once, which verifies how the arguments of its regions are laid out. From then on it is
+    `build(direct(*inputs))` and the writes, or `build` of what `region` gives. `result`: "item", "tuple" or "list" when that
+    is what `build` makes of the outputs.
+    """
 
-    def __init__(self, program: Program, run: Callable[[list, CallInputs], Any]) -> None:
-        self.program, self.run = program, run
+    __slots__ = ("program", "run", "ready", "direct", "region", "build", "result", "effects", "seen")
+
+    def __init__(self, captured: Capture, final: Trace) -> None:
+        self.program, self.effects, self.seen = Program(final), captured.effects, 0
+        self.build, self.result = _builder(captured.structure, captured.results)
+        contexts = _contexts(captured, final)
+        self.direct, self.region = _under(contexts, self.program.run), None
+        self.run: Callable[[list, CallInputs], Any] = self._finished()
+        self.ready = not self.program.has_regions
+        if not self.ready:
+            verifying = self.run
+
+            def first(inputs: list, call: CallInputs) -> Any:
+                result = verifying(inputs, call)
+                self.direct, self.region = _under(contexts, self.program.direct()), self.program.one_region()
+                self.run, self.ready = self._finished(), True
+                return result
+            self.run = first
+
+    def _finished(self) -> Callable[[list, CallInputs], Any]:
+        direct, build, effects = self.direct, self.build, self.effects
+        if effects:
+            return lambda inputs, call: _finish(direct(*inputs), build, effects, call)
+        return lambda inputs, call: build(direct(*inputs))
+
+    def finish_call(self, inputs: list, args: tuple, kwargs: dict, tensors: list) -> Any:
+        """`run`, for one who has no `CallInputs`."""
+        return self.run(inputs, _Roots({"args": args, "kwargs": kwargs, **dict(enumerate(tensors))}))
+
+
+@dataclass(frozen=True)
+class _Roots:
+    roots: dict
 
 
 def make_entry(captured: Capture, final: Trace) -> Entry:
-    program = Program(final)
-    build = _builder(captured.structure, captured.results)
-
-    def finished(run: Callable) -> Callable[[list, CallInputs], Any]:
-        run = _under(_contexts(captured, final), run)
-        if captured.effects:
-            return lambda inputs, call: _finish(run(*inputs), build, captured.effects, call)
-        return lambda inputs, call: build(run(*inputs))
-
-    entry = Entry(program, finished(program.run))
-    if program.has_regions:
-        verifying = entry.run
-
-        def first(inputs: list, call: CallInputs) -> Any:
-            result = verifying(inputs, call)
-            entry.run = finished(program.direct())
-            return result
-        entry.run = first
-    return entry
+    return Entry(captured, final)
 
 
-def _finish(outputs: tuple, build: Callable[[tuple], Any], effects: tuple[StateEffect, ...], call: CallInputs) -> Any:
+def trimmed(error: BaseException, candidate: Any) -> Optional[TracebackType]:
+    """The traceback that the user shall see of an error from a call in C."""
+    if not isinstance(error, Exception) or "internal" in log_topics():
+        return error.__traceback__
+    return user_traceback(error, candidate.source)
+
+
+def _finish(outputs: tuple, build: Callable[[tuple], Any], effects: tuple[StateEffect, ...], call: Any) -> Any:
     result = build(outputs)
     values = [e.structure.unflatten(list(outputs[e.start:e.stop])) for e in effects]
     replay([e.write for e in effects], values, call.roots)
     return result
 
 
-def _builder(structure: Structure, results: int) -> Callable[[tuple], Any]:
+def _builder(structure: Structure, results: int) -> tuple[Callable[[tuple], Any], str]:
     """Flat outputs -> result, without a pytree for the commonest shapes."""
     spec = structure.spec
     plain = not any(structure.nodes)
     if plain and spec.is_leaf():
-        return lambda outputs: outputs[0]
+        return lambda outputs: outputs[0], "item"
     if plain and spec.type in (tuple, list) and all(c.is_leaf() for c in spec.children()):
         kind = spec.type
-        return lambda outputs: kind(outputs[:results])
-    return lambda outputs: structure.unflatten(list(outputs[:results]))
+        return lambda outputs: kind(outputs[:results]), kind.__name__
+    return lambda outputs: structure.unflatten(list(outputs[:results])), "built"
 
 
 def _contexts(captured: Capture, final: Trace) -> list[Callable]:

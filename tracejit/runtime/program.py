@@ -5,14 +5,29 @@ import itertools
 import linecache
 import types
 import weakref
-from typing import Callable, Optional
+from dataclasses import dataclass
+from typing import Any, Callable, Optional
 
 from ..ir.printer import trace_source
+from ..ir.proxy import TensorProxy
 from ..ir.trace import SourceLine, Trace
 
 _numbers = itertools.count()
 _programs: "weakref.WeakValueDictionary[str, Program]" = weakref.WeakValueDictionary()
 _OWN_PATH = __file__.rsplit("/", 2)[0] + "/"
+
+
+OF_REGION, OF_INPUTS, CONSTANT = range(3)
+
+
+@dataclass(frozen=True)
+class OneRegion:
+    """A program that is one region. arguments: which inputs it takes; outputs: (where from, which, a constant's value)."""
+
+    launch: Callable[..., list]
+    arguments: tuple[int, ...]
+    outputs: tuple[tuple[int, int, Any], ...]
+    source: SourceLine
 
 
 class Program:
@@ -25,6 +40,7 @@ class Program:
         self.sources: dict[int, SourceLine] = {line: b.source for line, b in calls.items()}
         linecache.cache[self.filename] = (len(text), None, text.splitlines(True), self.filename)
         self._code, self._scope, self._name = compile(text, self.filename, "exec"), dict(scope), trace.name
+        self.outputs, self._trace = tuple(trace.output), trace
         self.has_regions = any(hasattr(value, "launch") for value in scope.values())
         exec(self._code, scope)
         self.run: Callable = scope[trace.name]
@@ -37,8 +53,27 @@ class Program:
         return scope[self._name]
 
 
-def user_traceback(error: BaseException) -> Optional[types.TracebackType]:
-    """The traceback of `error` without tracejit's frames; a line of a program becomes the user's line it came from."""
+    def one_region(self) -> Optional[OneRegion]:
+        """The program, if it is one call of a region on inputs."""
+        if len(self._trace.bound_symbols) != 1:
+            return None
+        (b,), inputs = self._trace.bound_symbols, self._trace.inputs
+        if not hasattr(b.sym.fn, "launch") or b.kwargs or not all(a in inputs for a in b.args):
+            return None
+        made, outputs = list(b.output), []
+        for o in self.outputs:
+            if not isinstance(o, TensorProxy):
+                outputs.append((CONSTANT, 0, o))
+            else:
+                outputs.append((OF_REGION, made.index(o), None) if o in made else (OF_INPUTS, inputs.index(o), None))
+        return OneRegion(b.sym.fn.launch, tuple(inputs.index(a) for a in b.args), tuple(outputs), b.source)
+
+
+def user_traceback(error: BaseException, last: Optional[SourceLine] = None) -> Optional[types.TracebackType]:
+    """The traceback of `error` without tracejit's frames; a line of a program becomes the user's line it came from.
+
+    last: a line of the user's that was called from without a frame.
+    """
     frames = []
     tb = error.__traceback__
     while tb is not None:
@@ -52,6 +87,8 @@ def user_traceback(error: BaseException) -> Optional[types.TracebackType]:
         elif program is None and not filename.startswith(_OWN_PATH):
             frames.append(tb)
         tb = tb.tb_next
+    if last is not None and last.file:
+        frames += filter(None, [_frame_at(last)])
     shown = None
     for tb in reversed(frames):
         shown = types.TracebackType(shown, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
