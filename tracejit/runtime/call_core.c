@@ -31,7 +31,7 @@ typedef struct {
   const int64_t *region_arguments;
   const Output *outputs;
   int64_t check_count, slot_count, source_count, other_count, region_argument_count, output_count, result;
-  int64_t plain, word_count;       /* plain: the inputs are the arguments, and nothing else is assumed */
+  int64_t alone, word_count;       /* alone: the inputs are the arguments, which the key has told all about */
   const uint64_t *words;
 } Candidate;
 
@@ -233,15 +233,15 @@ static int try_candidate(const Candidate *c, Table *t, const Key *call, PyObject
   PyObject *slots[c->slot_count + 1], *found[c->source_count + 1], *const *inputs = call->tensors;
   int64_t n = call->found, held = 0;
   int holds = 1;
-  if (!c->plain) {
+  if (c->check_count) holds = state_holds(c, slots) && !PyErr_Occurred();
+  if (holds && !c->alone) {
     Key key;
     key_open(&key);
-    holds = state_holds(c, slots) && find_inputs(c, call, found, &held, slots, &key) && key.count == c->word_count
-      && !memcmp(key.words, c->words, 8 * key.count);
+    holds = find_inputs(c, call, found, &held, slots, &key) && key.count == c->word_count && !memcmp(key.words, c->words, 8 * key.count);
     key_close(&key);
     inputs = found, n = held;
-    if (!holds) PyErr_Clear();
   }
+  if (!holds) PyErr_Clear();
   if (holds) {
     t->hits++;
     *result = c->finish ? run_finishing(c, call, inputs, n, arguments, count, names)

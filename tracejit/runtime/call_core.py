@@ -40,7 +40,7 @@ class _Struct(ctypes.Structure):
     _fields_ = ([(n, ctypes.c_void_p) for n in ("owner", "run", "build", "finish", "checks", "sources", "others",
                                                 "region_arguments", "outputs")]
                 + [(n, ctypes.c_int64) for n in ("check_count", "slot_count", "source_count", "other_count",
-                                                 "region_argument_count", "output_count", "result", "plain", "word_count")]
+                                                 "region_argument_count", "output_count", "result", "alone", "word_count")]
                 + [("words", ctypes.c_void_p)])
 
 
@@ -52,9 +52,8 @@ class Candidate:
     def __init__(self, place: Any, entry: Entry, state: Optional[State]) -> None:
         self.place, self.parts, self.source, self.struct = place, [entry, state], None, _Struct(owner=id(self))
         self._describe_program(entry)
-        if state is None:
-            self.struct.plain = 1
-        else:
+        self.struct.alone = state is None or state.alone
+        if state is not None:
             self._array("checks", Check, state.checks, "check_count")
             self._array("sources", Source, state.sources, "source_count")
             self._array("others", Source, state.others, "other_count")

@@ -37,9 +37,11 @@ class Source(ctypes.Structure):
 
 @dataclass
 class State:
-    """checks, sources, others: rows of the C structures; slots: how many tensors the checks meet; keys: of the locations."""
+    """checks, sources, others: rows of the C structures; slots: how many tensors the checks meet; keys: of the locations;
+    alone: the inputs are the arguments, and no other place holds a tensor."""
 
     keys: tuple
+    alone: bool
     checks: list[tuple] = field(default_factory=list)
     sources: list[tuple] = field(default_factory=list)
     others: list[tuple] = field(default_factory=list)
@@ -72,7 +74,7 @@ def state_of(group: Group) -> Optional[State]:
     locations = [*guards.locations, *found]
     values = [location.slot.read(None) for location in locations]
     keys = [safe_key(value) for value in values]
-    state = State(tuple(keys[:len(guards.locations)]))
+    state = State(tuple(keys[:len(guards.locations)]), guards.arguments_alone and not guards.other_places)
     _write_checks(state, list(zip(locations, values, keys)))
     for s in guards.sources:
         index = state.slot_of.get(s.location.ident) if s.kind == STATE else s.index
@@ -161,4 +163,4 @@ def _has_table(space: Namespace, owner: Any) -> bool:
     if type(owner).__weakrefoffset__ <= 0 or isinstance(owner, type) or type(space.fetch()) is not dict:
         return False
     descriptor = next((vars(cls)["__dict__"] for cls in type(owner).__mro__ if "__dict__" in vars(cls)), None)
-    return type(descriptor) is types.GetSetDescriptorType and type(instance_dict(owner)) is dict
+    return type(descriptor) in (types.GetSetDescriptorType, types.MemberDescriptorType) and type(instance_dict(owner)) is dict
