@@ -27,8 +27,8 @@ from .ir.trace import Trace
 from .options import Options, log_topics, make_options
 from .pipeline import lower
 from .runtime.call_core import Calls, called_in_c, hits, paused
-from .runtime.entry import Entry, make_entry
-from .runtime.program import user_traceback
+from .runtime.entry import Entry, make_entry, trimmed
+from .runtime.program import stack_level
 
 _capture_lock = threading.RLock()
 
@@ -72,30 +72,29 @@ class CompiledFunction:
         return self if instance is None else functools.partial(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._missed(None, args, kwargs)
+        try:
+            return self._missed(None, args, kwargs)
+        except Exception as error:                             # the user's error: show the user's frames
+            error.__traceback__ = trimmed(error)
+            raise                                              # bare: this frame is not added again
 
     def _missed(self, in_c: Optional[bytes], args: tuple, kwargs: dict) -> Any:
         """A call that C does not know. in_c: its key there, if C can key it."""
         if function_level.active() is not None:                # jit inside jit is part of the outer program
             return self.__wrapped__(*args, **kwargs)
-        try:
-            if capture_is_hindered():
-                return self._run_eagerly(args, kwargs, UnsupportedError(hindrance()))
-            inputs = CallInputs(args, kwargs)
-            key = (inputs.key, mode_key())
-            table = self._tables.get(key)
-            if table is not None:
-                entry, tensors, group = table.find(inputs)
-                if entry is not None:
-                    self._hits += 1
-                    if in_c is not None:
-                        self._calls.register(self, in_c, group, inputs, tensors, entry)
-                    return entry.run(tensors, inputs)
-            return self._first_call(inputs, key)
-        except Exception as error:                             # the user's error: show the user's frames
-            if "internal" not in log_topics():
-                error.__traceback__ = user_traceback(error)
-            raise                                              # bare: this frame is not added again
+        if capture_is_hindered():
+            return self._run_eagerly(args, kwargs, UnsupportedError(hindrance()))
+        inputs = CallInputs(args, kwargs)
+        key = (inputs.key, mode_key())
+        table = self._tables.get(key)
+        if table is not None:
+            entry, tensors, group = table.find(inputs)
+            if entry is not None:
+                self._hits += 1
+                if in_c is not None:
+                    self._calls.register(self, in_c, group, inputs, tensors, entry)
+                return entry.run(tensors, inputs)
+        return self._first_call(inputs, key)
 
     def _first_call(self, inputs: CallInputs, key: Any) -> Any:
         if key in self._eager and self.options.fallback != "error":
@@ -162,7 +161,7 @@ class CompiledFunction:
             print(f"tracejit: {self.name} runs eagerly: {why}", file=sys.stderr)
         if self.options.fallback == "warn" and str(why) not in self._warned:
             self._warned.add(str(why))
-            warnings.warn(f"{self.name} runs eagerly: {why}", FallbackWarning, stacklevel=5)
+            warnings.warn(f"{self.name} runs eagerly: {why}", FallbackWarning, stacklevel=stack_level())
 
     @property
     def kernels(self) -> list[Kernel]:

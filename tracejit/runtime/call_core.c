@@ -211,13 +211,13 @@ static PyObject *run_finishing(const Candidate *c, const Key *call, PyObject *co
   return result;
 }
 
-/* The traceback of the error that is set becomes the user's. */
+/* The traceback of the error that is set becomes the user's. c: what ran, if it ran in C. */
 static void trim_error(const Candidate *c) {
   PyObject *type, *error, *traceback;
   PyErr_Fetch(&type, &error, &traceback);
   PyErr_NormalizeException(&type, &error, &traceback);
   if (traceback) PyException_SetTraceback(error, traceback);
-  PyObject *arguments[2] = {error, c->owner}, *trimmed = PyObject_Vectorcall(L.trimmed, arguments, 2, 0);
+  PyObject *arguments[2] = {error, c ? c->owner : &_Py_NoneStruct}, *trimmed = PyObject_Vectorcall(L.trimmed, arguments, 2, 0);
   if (!trimmed) PyErr_Clear();
   else {
     if (traceback) Py_DecRef(traceback);
@@ -288,7 +288,7 @@ static PyObject *call(PyObject *self, PyObject *const *arguments, size_t flagged
     }
     Py_DecRef(capsule);
   }
-  if (!ran) result = missed(self, arguments, count, names, told ? &key : 0);
+  if (!ran && !(result = missed(self, arguments, count, names, told ? &key : 0))) trim_error(0);
   key_close(&key);
   return result;
 }
@@ -301,7 +301,11 @@ long tj_new_table(PyObject *self) {
   PyObject *old = fields_of(self)->table;
   fields_of(self)->call = call;
   fields_of(self)->table = PyCapsule_New(t, 0, free_table);
-  if (old) Py_DecRef(old);
+  if (!old) return 0;
+  Table *left = PyCapsule_GetPointer(old, 0);          /* a call of another thread may be in it */
+  for (int64_t i = 0; i < left->size; i++)
+    for (Bucket *b = left->buckets[i]; b; b = b->next) b->candidates = 0;
+  Py_DecRef(old);
   return 0;
 }
 

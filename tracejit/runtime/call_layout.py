@@ -73,12 +73,12 @@ def probes() -> list[torch.Tensor]:
     """Tensors of 0 to 8 dims, all of different sizes, strides, offsets and dtypes."""
     made = [torch.zeros(40 + 3 * n, dtype=dtype)[n:] for n, dtype in enumerate(CODES)]
     for dims in range(9):
-        whole = torch.zeros([2 + (3 * n + dims) % 5 for n in range(dims)])
+        whole = torch.zeros([2 + (3 * n + dims) % 5 for n in range(dims)], dtype=torch.float32)
         made += [whole, whole.permute(tuple(reversed(range(dims)))), torch.nn.Parameter(whole)]
         if dims:
             made += [whole[1:], whole.narrow(dims - 1, 1, 1), whole[:1].expand([7, *whole.shape[1:]]), whole[:0]]
-    made += [torch.zeros(6, 5).as_strided((2, 3), (11, 4), 5), torch.ones(3, requires_grad=True), torch.zeros(2, 3).mT]
-    return made
+    flat = torch.zeros(30, dtype=torch.float32)
+    return [*made, flat.as_strided((2, 3), (11, 4), 5), flat.clone().requires_grad_(), flat.view(5, 6).mT]
 
 
 def _only(places: Iterable[int]) -> Optional[int]:
@@ -127,7 +127,7 @@ def _has_sizes(address: int, t: torch.Tensor) -> bool:
 def _meta_offset() -> Optional[int]:
     """The autograd metadata: no pointer before a tensor first requires gradients, one after that."""
     places = []
-    tensors = [torch.zeros(n) for n in range(1, 6)]
+    tensors = [torch.zeros(n, dtype=torch.float32) for n in range(1, 6)]
     before = [[_word(t._cdata + n) for n in range(0, 160, 8)] for t in tensors]
     for t in tensors:
         t.requires_grad_()
@@ -144,8 +144,8 @@ def _keysets(found: Layout) -> bool:
         return keyset_of(t).raw_repr()
     z = torch.zeros(2, dtype=torch.complex64)
     with torch.inference_mode():
-        found.inference = bits(torch.zeros(2))
-    found.plain = bits(torch.zeros(2))
+        found.inference = bits(torch.zeros(2, dtype=torch.float32))
+    found.plain = bits(torch.zeros(2, dtype=torch.float32))
     found.views = bits(z.conj()) ^ bits(z) | bits(z.conj().imag) ^ bits(z.imag)
     return bits(z) == found.plain and bits(z.conj().imag) & ~found.views == found.plain
 

@@ -64,11 +64,11 @@ def make_entry(captured: Capture, final: Trace) -> Entry:
     return Entry(captured, final)
 
 
-def trimmed(error: BaseException, candidate: Any) -> Optional[TracebackType]:
-    """The traceback that the user shall see of an error from a call in C."""
+def trimmed(error: BaseException, candidate: Any = None) -> Optional[TracebackType]:
+    """The traceback that the user shall see of an error from a call; `candidate`: what ran, if it ran in C."""
     if not isinstance(error, Exception) or "internal" in log_topics():
         return error.__traceback__
-    return user_traceback(error, candidate.source)
+    return user_traceback(error, candidate.source if candidate is not None else None)
 
 
 def _finish(outputs: tuple, build: Callable[[tuple], Any], effects: tuple[StateEffect, ...], call: Any) -> Any:

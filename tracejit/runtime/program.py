@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import sys
 import types
 import weakref
 from dataclasses import dataclass
@@ -93,6 +94,14 @@ def user_traceback(error: BaseException, last: Optional[SourceLine] = None) -> O
     for tb in reversed(frames):
         shown = types.TracebackType(shown, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
     return shown
+
+
+def stack_level() -> int:
+    """`stacklevel` of a warning by our caller that is to point at the user's line."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OWN_PATH):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _frame_at(source: SourceLine) -> Optional[types.TracebackType]:
