@@ -11,8 +11,8 @@ import importlib
 import importlib.util
 import sys
 import threading
-from types import ModuleType
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Callable, Optional
 
 import torch
