@@ -4,6 +4,7 @@ from .errors import FallbackWarning, InplaceCopyError, TraceError, UnsupportedEr
 from .executors.cpu import CpuExecutor
 from .executors.registry import Executor, default_executors, get_executor, register_executor
 from .executors.torch_fallback import TORCH as _TORCH
+from .interfaces.export import functionalize
 from .ir.trace import BoundSymbol, Trace
 from .offline import Lowered, lower
 
@@ -12,5 +13,4 @@ register_executor(CpuExecutor(), default=True)
 __version__ = "0.1.0"
 __all__ = ["BoundSymbol", "CacheInfo", "CompiledFunction", "CompiledModule", "CpuExecutor", "Executor", "FallbackWarning",
            "InplaceCopyError", "Lowered", "Trace", "TraceError", "UnsupportedError", "bisect", "default_executors", "explain",
-           "get_executor", "jit", "last_traces", "lower",
-           "register_executor"]
+           "functionalize", "get_executor", "jit", "last_traces", "lower", "register_executor"]
