@@ -12,7 +12,7 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 
 import tracejit
-from cases.compare import call_problems, clone_call, run
+from cases.compare import call_problems, clone_call, near, run
 from conftest import FULL
 from tracejit.interfaces.dynamo import backend
 
@@ -168,7 +168,7 @@ def test_in_place_ops_behind_dynamo_are_as_in_eager(op):
         if want[1] is not None:                                # Dynamo has exceptions of its own for what eager refuses
             assert got[1] is not None
         else:
-            assert not call_problems(call, want, ours, got, True)
+            assert not call_problems(call, want, ours, got, near)
 
 
 def test_a_model_trains_behind_dynamo_as_in_eager():

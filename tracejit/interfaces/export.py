@@ -29,7 +29,7 @@ def functionalize(fn: Callable, *, write_backs: bool = True) -> Callable[..., to
     ...     return x * 2
     >>> graph = tracejit.functionalize(f)(torch.zeros(3))
     >>> print(*[str(n.target) for n in graph.graph.nodes if n.op == "call_function"])
-    aten.select.int aten.full_like.default aten.select_scatter.default aten.mul.Tensor aten.copy_.default
+    aten.clone.default aten.select_scatter.default aten.mul.Tensor aten.copy_.default
     >>> x = torch.zeros(3)
     >>> graph(x), x
     ((tensor([2., 0., 0.]),), tensor([1., 0., 0.]))
