@@ -5,6 +5,7 @@ extern PyObject *PyObject_VectorcallMethod(PyObject *, PyObject *const *, size_t
 extern PyObject *PyObject_GenericGetDict(PyObject *, void *), *PyDict_GetItemWithError(PyObject *, PyObject *);
 extern PyObject *PyCell_Get(PyObject *), *PyFunction_GetCode(PyObject *), *PyWeakref_GetObject(PyObject *);
 extern PyObject *PyBytes_FromStringAndSize(const char *, Py_ssize_t), *PyTuple_New(Py_ssize_t), *PyList_New(Py_ssize_t);
+extern Py_ssize_t PyObject_Size(PyObject *);
 extern PyObject *PyDict_New(void), *PyLong_FromLong(long), *PyVectorcall_Call(PyObject *, PyObject *, PyObject *);
 extern int PyTuple_SetItem(PyObject *, Py_ssize_t, PyObject *), PyList_SetItem(PyObject *, Py_ssize_t, PyObject *);
 extern int PyDict_SetItem(PyObject *, PyObject *, PyObject *), PyObject_IsTrue(PyObject *);
@@ -16,12 +17,17 @@ extern int PyException_SetTraceback(PyObject *, PyObject *);
 
 /* ---- candidates: what is checked besides the key, where inputs are found, what runs. Filled in by call_core.py, which keeps
    them alive by their `owner`. */
-enum { OWNER, HELD, TABLE, NAME, ABSENT_NAME, CLASS, CELL, CODE, RESIDUE };            /* Check.what */
-enum { IS, IS_REFERENT, HAS_TYPE };                                                    /* Check.how */
+enum { OWNER, HELD, TABLE, CLASS_TABLE, SPACE, NAME, ABSENT_NAME, CLASS, CELL, CODE, RESIDUE };    /* Check.what */
+enum { IS, IS_REFERENT, HAS_TYPE, HAS_ITEMS };                                         /* Check.how */
 enum { ARGUMENT, STATE, GRADIENT };                                                    /* Source.kind */
 enum { ITEM, AS_TUPLE, AS_LIST, BUILT };                                               /* Candidate.result */
 enum { OF_REGION, OF_INPUTS, CONSTANT };                                               /* Output.from */
-typedef struct { int64_t what, how; PyObject *object, *expected; int64_t slot; } Check;
+typedef struct Check {             /* items: of a container; their `object` is the key in a dict */
+  int64_t what, how;
+  PyObject *object, *expected;
+  int64_t slot, item_count;
+  const struct Check *items;
+} Check;
 typedef struct { int64_t kind, index; } Source;
 typedef struct { int64_t from, index; PyObject *value; } Output;
 typedef struct {
@@ -69,9 +75,25 @@ static void grow_table(Table *t) {
 }
 
 /* ---- checks of state: 1 when all hold, and `slots` has the tensors that were met; 0 else (a Python error may be set) */
+static int value_holds(const Check *, PyObject *, PyObject **);
+static int items_hold(const Check *c, PyObject *value, PyObject **slots) {
+  if (value->type != c->expected) return 0;
+  Py_ssize_t at = 0, n = value->type == L.list ? PyList_Size(value) : value->type == L.tuple ? PyTuple_Size(value) : PyObject_Size(value);
+  PyObject *key, *item;
+  if (n != c->item_count) return 0;
+  for (int64_t i = 0; i < n; i++) {
+    if (value->type == L.dict) {
+      if (!PyDict_Next(value, &at, &key, &item) || key != c->items[i].object) return 0;
+    } else item = value->type == L.list ? PyList_GetItem(value, i) : PyTuple_GetItem(value, i);
+    if (!value_holds(c->items + i, item, slots)) return 0;
+  }
+  return 1;
+}
+
 static int value_holds(const Check *c, PyObject *value, PyObject **slots) {
   if (!value) return 0;
   if (c->how == IS) return value == c->expected;
+  if (c->how == HAS_ITEMS) return items_hold(c, value, slots);
   if (c->how == IS_REFERENT) return value == PyWeakref_GetObject(c->expected);
   if (c->slot >= 0) slots[c->slot] = value;
   return value->type == c->expected;
@@ -99,6 +121,10 @@ static int check_holds(const Check *c, Cursor *at, PyObject **slots) {
     else if (!at->names && !(at->names = PyObject_GenericGetDict(at->owner, 0))) return 0;
     at->table = c->object ? PyDict_GetItemWithError(at->names, c->object) : at->names;
     return at->table && at->table->type == L.dict;
+  case CLASS_TABLE:                /* which lives as long as the class */
+    at->table = at->names = c->object;
+    return Py_IncRef(at->names), 1;
+  case SPACE: return value_holds(c, at->table, slots);
   case NAME:                       /* an attribute hides what a table has under its name */
     if (at->table != at->names && PyDict_GetItemWithError(at->names, c->object)) return 0;
     return value_holds(c, PyDict_GetItemWithError(at->table, c->object), slots);

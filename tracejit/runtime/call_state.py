@@ -5,7 +5,9 @@ unchanged; that one fails means nothing.
 """
 from __future__ import annotations
 
+import collections
 import ctypes
+import gc
 import sys
 import types
 import weakref
@@ -15,38 +17,53 @@ from typing import Any, Hashable, Optional
 import torch
 
 from ..capture.guards import ARGUMENT, STATE, Group
-from ..capture.locations import Location
-from ..capture.state import MISSING, PLAIN, CellSlot, ClassSlot, CodeSlot, NameSlot, Namespace, instance_dict, is_placed, safe_key
+from ..capture.known import HEAP_TYPE
+from ..capture.state import (MISSING, PLAIN, CellSlot, ClassSlot, CodeSlot, NameSlot, Namespace, SpaceSlot, freeze, instance_dict,
+                             is_placed, safe_key)
 from ..capture.state_checks import make_check
 
-_WHAT = {n: i for i, n in enumerate(("owner", "held", "table", "name", "absent", "class", "cell", "code", "residue"))}
-_HOW = {n: i for i, n in enumerate(("is", "is referent", "has type"))}
+_WHAT = {n: i for i, n in enumerate(("owner", "held", "table", "class table", "space", "name", "absent", "class", "cell", "code",
+                                     "residue"))}
+_HOW = {n: i for i, n in enumerate(("is", "is referent", "has type", "has items"))}
 _KIND = {ARGUMENT: 0, STATE: 1, "grad": 2}
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
-Condition = tuple[str, Any]
+_OPENED = (dict, list, tuple)
+_EMPTY = (collections.OrderedDict, set, frozenset, collections.deque)
 
 
 class Check(ctypes.Structure):
-    _fields_ = [("what", ctypes.c_int64), ("how", ctypes.c_int64), ("object", ctypes.c_void_p), ("expected", ctypes.c_void_p),
-                ("slot", ctypes.c_int64)]
+    """As in call_core.c."""
+
+
+Check._fields_ = ([(n, ctypes.c_int64) for n in ("what", "how")] + [(n, ctypes.c_void_p) for n in ("object", "expected")]
+                  + [(n, ctypes.c_int64) for n in ("slot", "item_count")] + [("items", ctypes.c_void_p)])
 
 
 class Source(ctypes.Structure):
     _fields_ = [("kind", ctypes.c_int64), ("index", ctypes.c_int64)]
 
 
+@dataclass(frozen=True)
+class Condition:
+    """How C tells that a value is one of a key. items: (key in a dict or None, place, condition) of what a container holds."""
+
+    how: str
+    expected: Any
+    items: tuple = ()
+
+
 @dataclass
 class State:
-    """checks, sources, others: rows of the C structures; slots: how many tensors the checks meet; keys: of the locations;
-    alone: the inputs are the arguments, and no other place holds a tensor."""
+    """checks, sources, others: rows of the C structures; keys: of the locations; slots: how many tensors the checks meet;
+    slot_of: the tensors of a place, in order; alone: the inputs are the arguments, and no other place holds a tensor."""
 
     keys: tuple
     alone: bool
-    checks: list[tuple] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
     sources: list[tuple] = field(default_factory=list)
     others: list[tuple] = field(default_factory=list)
     slots: int = 0
-    slot_of: dict[Hashable, int] = field(default_factory=dict)     # by place
+    slots_of: dict[Hashable, list[int]] = field(default_factory=dict)
     alive: list[Any] = field(default_factory=list)
 
     def keep(self, value: Any) -> int:
@@ -55,13 +72,26 @@ class State:
         return id(value)
 
     def check(self, what: str, obj: Any = None, condition: Optional[Condition] = None, place: Hashable = None) -> None:
-        how, expected = condition or ("is", None)
-        slot = -1
-        if how == "has type":
-            slot = self.slot_of[place] = self.slots
-            self.slots += 1
-        self.checks.append((_WHAT[what], _HOW[how], self.keep(obj) if obj is not None else 0,
-                            self.keep(expected) if condition else 0, slot))
+        row = self._row(condition, place) if condition is not None else Check()
+        row.what, row.object = _WHAT[what], self.keep(obj) if obj is not None else 0
+        self.checks.append(row)
+
+    def _row(self, condition: Condition, place: Hashable) -> Check:
+        row = Check(how=_HOW[condition.how], expected=self.keep(condition.expected), slot=-1)
+        found = self.slots_of.setdefault(place, [])
+        if condition.how == "has type":
+            found.append(self.slots)
+            row.slot, self.slots = self.slots, self.slots + 1
+        elif condition.items:
+            rows = []
+            for key, inner, c in condition.items:
+                rows.append(self._row(c, ("item", place, inner)))
+                rows[-1].object = self.keep(key) if key is not None else 0
+                found += self.slots_of[("item", place, inner)]
+            array = (Check * len(rows))(*rows)
+            self.alive.append(array)
+            row.items, row.item_count = ctypes.addressof(array), len(rows)
+        return row
 
 
 def state_of(group: Group) -> Optional[State]:
@@ -70,21 +100,22 @@ def state_of(group: Group) -> Optional[State]:
     if guards.host_reads:
         return None
     known = {location.ident for location in guards.locations}
-    found = [s.location for s in guards.sources if s.kind == STATE and s.location.ident not in known]
+    found = [s.location for s in guards.sources if s.kind == STATE and s.location.ident not in known
+             and type(s.location.slot) in (NameSlot, CellSlot)]
     locations = [*guards.locations, *found]
     values = [location.slot.read(None) for location in locations]
     keys = [safe_key(value) for value in values]
     state = State(tuple(keys[:len(guards.locations)]), guards.arguments_alone and not guards.other_places)
     _write_checks(state, list(zip(locations, values, keys)))
     for s in guards.sources:
-        index = state.slot_of.get(s.location.ident) if s.kind == STATE else s.index
-        if index is None:
+        slots = state.slots_of.get(s.location.ident) if s.kind == STATE else [s.index]
+        if not slots or len(slots) != 1:
             return None
-        state.sources.append((_KIND[s.kind], index))
+        state.sources.append((_KIND[s.kind], slots[0]))
     for location in guards.other_places:
-        if location.ident not in state.slot_of:
+        if location.ident not in state.slots_of:
             return None
-        state.others.append((_KIND[STATE], state.slot_of[location.ident]))
+        state.others += [(_KIND[STATE], slot) for slot in state.slots_of[location.ident]]
     return state
 
 
@@ -115,30 +146,48 @@ def _write_owner(state: State, rows: list[tuple]) -> None:
     state.check("held", owner) if space.owner_kind is dict else state.check("owner", weakref.ref(owner))
     tables: dict[Optional[str], list[tuple]] = {}
     for location, condition in rows:
-        if type(location.slot) is NameSlot:
+        if type(location.slot) in (NameSlot, SpaceSlot):
             tables.setdefault(location.slot.space.table, []).append((location, condition))
         else:
             state.check("class" if type(location.slot) is ClassSlot else "code", None, condition)
     for table in sorted(tables, key=lambda name: name or ""):
-        state.check("table", sys.intern(table) if table else None)
+        if isinstance(owner, type):                            # not held: it would keep the class's functions
+            state.checks.append(Check(what=_WHAT["class table"], object=id(_class_table(owner))))
+        else:
+            state.check("table", sys.intern(table) if table else None)
         for location, condition in tables[table]:
-            name = location.slot.name
-            if condition[1] is MISSING:
-                state.check("absent", name)
+            if type(location.slot) is SpaceSlot:
+                state.check("space", None, condition, location.ident)
+            elif condition.expected is MISSING:
+                state.check("absent", location.slot.name)
             else:
-                state.check("name", name, condition, location.ident)
+                state.check("name", location.slot.name, condition, location.ident)
 
 
 def _condition(value: Any, key: Hashable) -> Optional[Condition]:
     """How C tells that a value is this one, or another with the same key; None: it does not."""
     kind = type(value)
-    if value is MISSING or kind in PLAIN or kind is tuple and all(type(item) in PLAIN for item in value):
-        return "is", value
+    if value is MISSING or kind in PLAIN or kind is tuple and value and all(type(item) in PLAIN for item in value):
+        return Condition("is", value)
     if kind in _TENSORS:
-        return "has type", kind
+        return Condition("has type", kind)
+    if kind in _EMPTY and not len(value):
+        return Condition("has items", kind)
+    if kind in _OPENED and type(key) is tuple:
+        return _opened(value, kind)
     if type(key) is tuple and key[0] == "object" and not is_placed(kind):
-        return ("is referent", weakref.ref(value)) if kind.__weakrefoffset__ > 0 else ("is", value)
+        return Condition("is referent", weakref.ref(value)) if kind.__weakrefoffset__ > 0 else Condition("is", value)
     return None
+
+
+def _opened(value: Any, kind: type) -> Optional[Condition]:
+    items = []
+    for step, item in value.items() if kind is dict else enumerate(value):
+        condition = _condition(item, safe_key(item))
+        if condition is None or type(step) not in PLAIN:
+            return None
+        items.append((step if kind is dict else None, freeze(step), condition))
+    return Condition("has items", kind, tuple(items))
 
 
 def _has_form(slot: Any, value: Any) -> bool:
@@ -146,21 +195,31 @@ def _has_form(slot: Any, value: Any) -> bool:
     kind = type(slot)
     if kind is CellSlot:
         return value is not MISSING
-    if kind not in (NameSlot, ClassSlot, CodeSlot) or slot.space.via is not None or slot.space.at is not None:
+    if kind not in (NameSlot, SpaceSlot, ClassSlot, CodeSlot) or slot.space.via is not None or slot.space.at is not None:
         return False
     owner = slot.space.owner()
     if owner is None or value is MISSING and kind is not NameSlot:
         return False
-    if kind is not NameSlot:
+    if kind is ClassSlot or kind is CodeSlot:
         return type(owner).__weakrefoffset__ > 0 and (kind is ClassSlot or type(owner) is types.FunctionType)
-    return type(slot.name) is str and _has_table(slot.space, owner) and (slot.space.fetch().get(slot.name, MISSING) is value)
+    if not _has_table(slot.space, owner):
+        return False
+    names = slot.space.fetch()
+    return value is names if kind is SpaceSlot else type(slot.name) is str and names.get(slot.name, MISSING) is value
 
 
 def _has_table(space: Namespace, owner: Any) -> bool:
     """A plain dictionary that `object.__getattribute__` finds, held by an owner that can be referred to weakly."""
     if space.owner_kind is dict:
         return space.table is None
-    if type(owner).__weakrefoffset__ <= 0 or isinstance(owner, type) or type(space.fetch()) is not dict:
+    if isinstance(owner, type):
+        return space.table is None and bool(owner.__flags__ & HEAP_TYPE) and type(_class_table(owner)) is dict
+    if type(owner).__weakrefoffset__ <= 0 or type(space.fetch()) is not dict:
         return False
     descriptor = next((vars(cls)["__dict__"] for cls in type(owner).__mro__ if "__dict__" in vars(cls)), None)
     return type(descriptor) in (types.GetSetDescriptorType, types.MemberDescriptorType) and type(instance_dict(owner)) is dict
+
+
+def _class_table(cls: type) -> Any:
+    """The dictionary behind `cls.__dict__`."""
+    return gc.get_referents(type.__dict__["__dict__"].__get__(cls))[0]
