@@ -138,17 +138,22 @@ def test_globals_and_cells_are_seen_to_change(way, monkeypatch):
     assert in_c(jfn) > 10 if way == "c" else in_c(jfn) == 0
 
 
+class Helper:
+    offset = 1.0
+
+
 class Net(nn.Module):
     def __init__(self, layers=3):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(layers))
         self.register_buffer("shift", torch.randn(4))
-        self.gain = 1.5
+        self.gain, self.scales, self.helper = 1.5, [1.0, 2.0], Helper()
+        self.tensors, self.named = [torch.randn(4), torch.randn(4)], {"x": torch.randn(4), "y": torch.randn(4)}
 
     def forward(self, x):
         for layer in self.layers:
-            x = torch.tanh(x @ layer.weight.t() + layer.bias) * self.gain + self.shift
-        return x
+            x = torch.tanh(x @ layer.weight.t() + layer.bias) * self.gain + self.shift + layer(x) * 0.1
+        return x + sum(self.tensors) * sum(self.scales) + sum(self.named.values()) + self.helper.offset
 
 
 CHANGES = {
@@ -161,6 +166,13 @@ CHANGES = {
     "a method": lambda m: setattr(m, "forward", lambda x: x * 3),
     "a submodule": lambda m: m.layers.__setitem__(1, nn.Linear(4, 4)),
     "a class": lambda m: setattr(m, "__class__", Other),
+    "a forward hook": lambda m: m.layers[1].register_forward_hook(lambda module, args, y: y * 2),
+    "an item of a list": lambda m: m.scales.__setitem__(1, 7.0),
+    "a tensor in a list": lambda m: m.tensors.__setitem__(1, m.tensors[0]),
+    "the number of tensors in a list": lambda m: m.tensors.append(torch.ones(4)),
+    "a tensor in a dict": lambda m: m.named.update(x=torch.ones(1)),
+    "a key of a dict": lambda m: m.named.__setitem__("z", m.named.pop("x")),
+    "an attribute that hides one of the class": lambda m: setattr(m.helper, "offset", 4.0),
     "one tensor in two places": lambda m: setattr(m.layers[0], "weight", m.layers[1].weight),
     "an attribute that hides a parameter": lambda m: m.layers[0].__dict__.__setitem__("bias", torch.ones(4)),
 }
@@ -352,10 +364,9 @@ def test_jits_made_and_dropped(way):
 # ------------------------------------------------------------ threads, recursion
 
 def test_eight_threads(way):
-    jfn, wrong = jitted(three_ops), []
+    jfn, wrong, inputs = jitted(three_ops), [], [torch.randn(n, 3) for n in range(1, 9)]
 
     def work(seed):
-        inputs = [torch.randn(n, 3) for n in range(1, 9)]
         for n in range(60):
             x = inputs[(n + seed) % 8]
             if not torch.equal(jfn(x, x), three_ops(x, x)):

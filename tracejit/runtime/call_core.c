@@ -26,13 +26,15 @@ typedef struct Check {             /* items: of a container; their `object` is t
   int64_t what, how;
   PyObject *object, *expected;
   int64_t slot, item_count;
-  const struct Check *items;
+  struct Check *items;
+  PyObject *met;                   /* a name: what it held when its table was last read */
+  uint64_t table, versions[2];     /* a table: which one that was, and its version and that of the instance's dictionary */
 } Check;
 typedef struct { int64_t kind, index; } Source;
 typedef struct { int64_t from, index; PyObject *value; } Output;
 typedef struct {
   PyObject *owner, *run, *build, *finish;
-  const Check *checks;
+  Check *checks;
   const Source *sources, *others;
   const int64_t *region_arguments;
   const Output *outputs;
@@ -106,9 +108,19 @@ static int residue_holds(PyObject *check) {
   return holds;
 }
 
-typedef struct { PyObject *owner, *names, *table; } Cursor;
+typedef struct { PyObject *owner, *names, *table; Check *reading; int unchanged; } Cursor;
 
-static int check_holds(const Check *c, Cursor *at, PyObject **slots) {
+/* A table is at hand: is it as it was when it was last read? Then its names are not looked up again. */
+static int at_table(Check *c, Cursor *at) {
+  uint64_t versions[2] = {0, 0};
+  if (L.dict_version) versions[0] = field(at->table, L.dict_version), versions[1] = field(at->names, L.dict_version);
+  at->unchanged = versions[0] && c->table == (uint64_t)at->table && c->versions[0] == versions[0] && c->versions[1] == versions[1];
+  at->reading = at->unchanged ? 0 : c;
+  c->table = (uint64_t)at->table, c->versions[0] = versions[0], c->versions[1] = versions[1];
+  return 1;
+}
+
+static int check_holds(Check *c, Cursor *at, PyObject **slots) {
   PyObject *value;
   int holds;
   switch (c->what) {
@@ -120,16 +132,17 @@ static int check_holds(const Check *c, Cursor *at, PyObject **slots) {
     if (!at->names && at->owner->type == L.dict) Py_IncRef(at->names = at->owner);
     else if (!at->names && !(at->names = PyObject_GenericGetDict(at->owner, 0))) return 0;
     at->table = c->object ? PyDict_GetItemWithError(at->names, c->object) : at->names;
-    return at->table && at->table->type == L.dict;
+    return at->table && at->table->type == L.dict && at_table(c, at);
   case CLASS_TABLE:                /* which lives as long as the class */
     at->table = at->names = c->object;
-    return Py_IncRef(at->names), 1;
+    return Py_IncRef(at->names), at_table(c, at);
   case SPACE: return value_holds(c, at->table, slots);
   case NAME:                       /* an attribute hides what a table has under its name */
+    if (at->unchanged) return value_holds(c, c->met, slots);
     if (at->table != at->names && PyDict_GetItemWithError(at->names, c->object)) return 0;
-    return value_holds(c, PyDict_GetItemWithError(at->table, c->object), slots);
+    return value_holds(c, c->met = PyDict_GetItemWithError(at->table, c->object), slots);
   case ABSENT_NAME:
-    return !PyDict_GetItemWithError(at->names, c->object) && !PyDict_GetItemWithError(at->table, c->object) && !PyErr_Occurred();
+    return at->unchanged || !PyDict_GetItemWithError(at->names, c->object) && !PyDict_GetItemWithError(at->table, c->object) && !PyErr_Occurred();
   case CLASS: return value_holds(c, at->owner->type, slots);
   case CODE: return value_holds(c, PyFunction_GetCode(at->owner), slots);
   case CELL:
@@ -141,9 +154,10 @@ static int check_holds(const Check *c, Cursor *at, PyObject **slots) {
 }
 
 static int state_holds(const Candidate *c, PyObject **slots) {
-  Cursor at = {0, 0, 0};
+  Cursor at = {0, 0, 0, 0, 0};
   int holds = 1;
   for (int64_t i = 0; holds && i < c->check_count; i++) holds = check_holds(c->checks + i, &at, slots);
+  if (!holds && at.reading) at.reading->table = 0;     /* not all of its names were read */
   if (at.names) Py_DecRef(at.names);
   return holds;
 }

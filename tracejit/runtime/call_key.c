@@ -30,7 +30,7 @@ struct {
   int8_t (*deterministic)(const void *), (*default_dtype)(void), (*autocast_dtype)(int8_t);
   int64_t (*function_modes)(void);
   uint64_t *(*saved_hooks)(void);
-  int64_t in_object, keyset, storage, sizes, offset, dtype_at, meta, bytes, data, hooks_begin, hooks_end;
+  int64_t in_object, keyset, storage, sizes, offset, dtype_at, meta, bytes, data, dict_version, hooks_begin, hooks_end;
   uint64_t plain, inference, views, no_autocast;
 } tj_layout;
 #define L tj_layout
@@ -214,22 +214,42 @@ static void sort_spans(Span *s, Span *other, int64_t n) {
   }
 }
 
+/* Spans that were seen to lie apart: most calls come with the storages of an earlier one. */
+enum { MEMOS = 16 };
+static struct { Span *spans; int64_t count; } apart[MEMOS];
+static uint64_t memo_of(const Key *k) { return (k->storages ^ k->spans[0].from >> 6 ^ k->spans[k->storages - 1].from >> 10) % MEMOS; }
+static void remember(const Key *k) {
+  uint64_t at = memo_of(k);
+  Span *spans = apart[at].count == k->storages ? apart[at].spans : malloc(k->storages * sizeof *spans);
+  if (!spans) return;
+  if (spans != apart[at].spans) free(apart[at].spans);
+  memcpy(spans, k->spans, k->storages * sizeof *spans);
+  apart[at].spans = spans, apart[at].count = k->storages;
+}
+
+static int overlap(Span *s, int64_t n, Span *other) {
+  int found = 0;
+  sort_spans(s, other, n);
+  for (int64_t i = 1; i < n; i++) found |= s[i - 1].from + s[i - 1].bytes > s[i].from;
+  return found;
+}
+
 static int overlap_word(Key *k) {
-  Span *s = k->spans;
-  int64_t n = 0, rising = 1, overlap = 0;
-  for (int64_t i = 0; i < k->storages; i++)
-    if (s[i].bytes) {
-      rising &= !n || s[n - 1].from <= s[i].from;
-      s[n++] = s[i];
-    }
-  if (!rising) {
-    Span *other = malloc(n * sizeof *s);
-    if (!other) return 0;
-    sort_spans(s, other, n);
-    free(other);
+  int64_t n = 0, found;
+  if (k->storages < 2) return 1;
+  if (k->storages == 2) found = k->spans[0].from < k->spans[1].from + k->spans[1].bytes && k->spans[1].from < k->spans[0].from + k->spans[0].bytes;
+  else {
+    uint64_t memo = memo_of(k);
+    if (apart[memo].count == k->storages && !memcmp(apart[memo].spans, k->spans, k->storages * sizeof *k->spans)) return 1;
+    Span *work = malloc(2 * k->storages * sizeof *work);
+    if (!work) return 0;
+    for (int64_t i = 0; i < k->storages; i++)
+      if (k->spans[i].bytes) work[n++] = k->spans[i];
+    found = overlap(work, n, work + k->storages);
+    free(work);
+    if (!found) remember(k);
   }
-  for (int64_t i = 1; i < n; i++) overlap |= s[i - 1].from + s[i - 1].bytes > s[i].from;
-  if (!overlap) return 1;
+  if (!found) return 1;
   if (!want_words(k, 1)) return 0;
   k->words[k->count++] = OVERLAP;
   return 1;

@@ -16,7 +16,7 @@ from ..torch_private import FUNCTIONS, exported, keyset_of
 
 _OBJECTS = ("tensor", "parameter", "integer", "floating", "boolean", "string", "tuple", "list", "dict", "dtype", "device",
             "name_type", "name_index", "name_grad", "trimmed", "name_missed")
-_OFFSETS = ("in_object", "keyset", "storage", "sizes", "offset", "dtype_at", "meta", "bytes", "data", "hooks_begin", "hooks_end")
+_OFFSETS = ("in_object", "keyset", "storage", "sizes", "offset", "dtype_at", "meta", "bytes", "data", "dict_version", "hooks_begin", "hooks_end")
 _BITS = ("plain", "inference", "views", "no_autocast")
 
 
@@ -45,6 +45,7 @@ def find_layout() -> Optional[Layout]:
         if offset is None:
             return None
         setattr(found, name, offset)
+    found.dict_version = _version_offset() or 0
     return found if _keysets(found) else None
 
 
@@ -148,6 +149,35 @@ def _keysets(found: Layout) -> bool:
     found.plain = bits(torch.zeros(2, dtype=torch.float32))
     found.views = bits(z.conj()) ^ bits(z) | bits(z.conj().imag) ^ bits(z.imag)
     return bits(z) == found.plain and bits(z.conj().imag) & ~found.views == found.plain
+
+
+# ------------------------------------------------------------ dictionaries
+
+def _version_offset() -> Optional[int]:
+    """Where a dictionary holds a number that every change makes another one, in all dictionaries; None: nowhere.
+
+    From 3.13 on, an attribute may be written past the dictionary that shows it.
+    """
+    if sys.version_info >= (3, 13):
+        return None
+    names = [{f"name{n}": object() for n in range(5)} for _ in range(4)]
+    def numbers(at: int) -> list[int]:
+        return [_word(id(d) + at) for d in names]
+    places = []
+    for at in (24, 16):
+        seen = [numbers(at)]
+        for change in (lambda d: d.update(name1=object()), lambda d: d.update(new=1), lambda d: d.pop("new"), dict.clear,
+                       lambda d: d.setdefault("name0", 2), lambda d: d.__setitem__("name0", 3), lambda d: d.__delitem__("name0")):
+            list(map(change, names))
+            seen.append(numbers(at))
+        reads = numbers(at)
+        for d in names:
+            d.get("name0"), list(d), d == {}, d.copy()
+        every = [n for row in seen for n in row]
+        if len(set(every)) == len(every) and 0 not in every and numbers(at) == reads:
+            places.append(at)
+        names = [{f"name{n}": object() for n in range(5)} for _ in range(4)]
+    return _only(places)
 
 
 # ------------------------------------------------------------ hooks on saved tensors

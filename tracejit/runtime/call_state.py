@@ -36,7 +36,8 @@ class Check(ctypes.Structure):
 
 
 Check._fields_ = ([(n, ctypes.c_int64) for n in ("what", "how")] + [(n, ctypes.c_void_p) for n in ("object", "expected")]
-                  + [(n, ctypes.c_int64) for n in ("slot", "item_count")] + [("items", ctypes.c_void_p)])
+                  + [(n, ctypes.c_int64) for n in ("slot", "item_count")] + [(n, ctypes.c_void_p) for n in ("items", "met")]
+                  + [("table", ctypes.c_uint64), ("versions", ctypes.c_uint64 * 2)])
 
 
 class Source(ctypes.Structure):
