@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from timing import Row, compile_with_inductor, compile_with_tracejit, seconds, steady
+from timing import Row, compile_with_inductor, compile_with_tracejit, interleaved, seconds, steady
 
 # -- calls -----------------------------------------------------------------------------------------
 
@@ -18,6 +18,16 @@ def three_ops(a, b):
     return torch.relu(a + b) * b
 
 
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        for name in "abcde":
+            setattr(self, name, nn.Parameter(torch.randn(16)))
+
+    def forward(self, x):
+        return x * self.a + self.b * self.c + self.d * self.e
+
+
 def call_overhead(opts):
     def make_args():
         return torch.randn(64), torch.randn(64)
@@ -25,7 +35,25 @@ def call_overhead(opts):
     return [
         steady("2 tensors of 64, 1 op", one_op, make_args, opts, calls=2000),
         steady("2 tensors of 64, 3 ops", three_ops, make_args, opts, calls=2000),
+        in_turn("the same in a loop, 1 shape", three_ops, [64] * 64, opts),
+        in_turn("the same in a loop, 64 shapes in turn", three_ops, range(32, 96), opts),
+        steady("module of 20 blocks, 100 parameters of 16", nn.Sequential(*(Block() for _ in range(20))),
+               lambda: (torch.randn(16),), opts, calls=100),
     ]
+
+
+def in_turn(name, fn, sizes, opts):
+    """One call of those on two tensors of each of `sizes`."""
+    pairs = [(torch.randn(n), torch.randn(n)) for n in sizes]
+
+    def looped(call):
+        def loop():
+            for a, b in pairs:
+                call(a, b)
+        return loop
+    ways = [fn, compile_with_tracejit(fn)] + ([compile_with_inductor(fn)] if opts.inductor else [])
+    taken = interleaved([looped(call) for call in ways], lambda: (), opts.samples, 20, opts.quantile)
+    return Row(name, *(seconds / len(pairs) for seconds in taken))
 
 
 # -- first calls -----------------------------------------------------------------------------------

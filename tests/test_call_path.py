@@ -219,6 +219,44 @@ def test_a_module_with_a_hundred_parameters_is_called_in_c():
     assert in_c(type(model)._tracejit) == 3
 
 
+OPTIMIZER_CHANGES = {
+    "nothing": lambda opt, ps: None,
+    "values of gradients": lambda opt, ps: ps[0].grad.mul_(3),
+    "a gradient": lambda opt, ps: setattr(ps[0], "grad", torch.ones(6)[::2]),
+    "no gradient": lambda opt, ps: setattr(ps[1], "grad", None),
+    "a learning rate": lambda opt, ps: opt.param_groups[0].update(lr=0.5),
+    "a momentum buffer": lambda opt, ps: opt.state[ps[0]].update(momentum_buffer=torch.ones(3)),
+    "a state that is gone": lambda opt, ps: opt.state.pop(ps[0]),
+    "the order of states": lambda opt, ps: opt.state.__setitem__(ps[0], opt.state.pop(ps[0])),
+    "one more parameter": lambda opt, ps: opt.add_param_group({"params": [with_grad()]}),
+    "another factory": lambda opt, ps: setattr(opt.state, "default_factory", list),
+}
+
+
+def with_grad():
+    p = nn.Parameter(torch.randn(3))
+    p.grad = torch.randn(3)
+    return p
+
+
+@pytest.mark.parametrize("change", OPTIMIZER_CHANGES.values(), ids=OPTIMIZER_CHANGES)
+def test_an_optimizer_is_seen_to_change(way, change):
+    def make():
+        torch.manual_seed(3)
+        ps = [with_grad() for _ in range(4)]
+        return torch.optim.SGD(ps, lr=0.1, momentum=0.9), ps
+    (ours, ps), (theirs, qs) = make(), make()
+    ours.step(), theirs.step()
+    jfn = tracejit.jit(ours.step, fallback="silent")
+    for round in range(3):
+        for _ in range(4):
+            jfn(), theirs.step()
+            assert all(torch.equal(p, q) for p, q in zip(ps, qs))
+        assert round or in_c(jfn) == (2 if way == "c" else 0)
+        if round == 0:
+            change(ours, ps), change(theirs, qs)
+
+
 def test_writes_to_state_are_made(way):
     class Counter:
         steps, last = 0, None

@@ -19,11 +19,12 @@ extern int PyException_SetTraceback(PyObject *, PyObject *);
    them alive by their `owner`. */
 enum { OWNER, HELD, TABLE, CLASS_TABLE, SPACE, NAME, ABSENT_NAME, CLASS, CELL, CODE, RESIDUE };    /* Check.what */
 enum { IS, IS_REFERENT, HAS_TYPE, HAS_ITEMS };                                         /* Check.how */
+enum { DICT_ITEMS, LIST_ITEMS, TUPLE_ITEMS, DEFAULT_DICT };                            /* Check.container */
 enum { ARGUMENT, STATE, GRADIENT };                                                    /* Source.kind */
 enum { ITEM, AS_TUPLE, AS_LIST, BUILT };                                               /* Candidate.result */
 enum { OF_REGION, OF_INPUTS, CONSTANT };                                               /* Output.from */
-typedef struct Check {             /* items: of a container; their `object` is the key in a dict */
-  int64_t what, how;
+typedef struct Check {             /* items: of a container; their `object` is the key in a dict, or `how_key` a reference to it */
+  int64_t what, how, how_key, container;
   PyObject *object, *expected;
   int64_t slot, item_count;
   struct Check *items;
@@ -78,16 +79,28 @@ static void grow_table(Table *t) {
 
 /* ---- checks of state: 1 when all hold, and `slots` has the tensors that were met; 0 else (a Python error may be set) */
 static int value_holds(const Check *, PyObject *, PyObject **);
+static int key_is(const Check *c, PyObject *key) { return key == (c->how_key == IS ? c->object : PyWeakref_GetObject(c->object)); }
+
+/* The first item of a defaultdict stands for its factory. */
+static int factory_holds(const Check *c, PyObject *value, PyObject **slots) {
+  PyObject *factory = PyObject_GetAttr(value, L.name_factory);
+  int holds = value_holds(c, factory, slots);
+  if (factory) Py_DecRef(factory);
+  return holds;
+}
+
 static int items_hold(const Check *c, PyObject *value, PyObject **slots) {
   if (value->type != c->expected) return 0;
-  Py_ssize_t at = 0, n = value->type == L.list ? PyList_Size(value) : value->type == L.tuple ? PyTuple_Size(value) : PyObject_Size(value);
-  PyObject *key, *item;
-  if (n != c->item_count) return 0;
-  for (int64_t i = 0; i < n; i++) {
-    if (value->type == L.dict) {
-      if (!PyDict_Next(value, &at, &key, &item) || key != c->items[i].object) return 0;
-    } else item = value->type == L.list ? PyList_GetItem(value, i) : PyTuple_GetItem(value, i);
-    if (!value_holds(c->items + i, item, slots)) return 0;
+  const Check *item = c->items, *end = item + c->item_count;
+  Py_ssize_t at = 0;
+  PyObject *key, *held;
+  if (c->container == DEFAULT_DICT && !factory_holds(item++, value, slots)) return 0;
+  if (PyObject_Size(value) != end - item) return 0;
+  for (; item < end; item++) {
+    if (c->container == LIST_ITEMS) held = PyList_GetItem(value, at++);
+    else if (c->container == TUPLE_ITEMS) held = PyTuple_GetItem(value, at++);
+    else if (!PyDict_Next(value, &at, &key, &held) || !key_is(item, key)) return 0;
+    if (!value_holds(item, held, slots)) return 0;
   }
   return 1;
 }

@@ -24,7 +24,7 @@ extern int memcmp(const void *, const void *, size_t);
 /* What call_layout.py found. The order is that of its `Layout`. */
 struct {
   PyObject *tensor, *parameter, *integer, *floating, *boolean, *string, *tuple, *list, *dict, *dtype, *device;
-  PyObject *name_type, *name_index, *name_grad, *trimmed, *name_missed;
+  PyObject *name_type, *name_index, *name_grad, *name_factory, *trimmed, *name_missed;
   int8_t (*grad_mode)(void), (*inference_mode)(void), (*requires_grad)(const void *), (*is_leaf)(const void *);
   void *(*context)(void);
   int8_t (*deterministic)(const void *), (*default_dtype)(void), (*autocast_dtype)(int8_t);

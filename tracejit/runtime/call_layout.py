@@ -15,7 +15,7 @@ import torch
 from ..torch_private import FUNCTIONS, exported, keyset_of
 
 _OBJECTS = ("tensor", "parameter", "integer", "floating", "boolean", "string", "tuple", "list", "dict", "dtype", "device",
-            "name_type", "name_index", "name_grad", "trimmed", "name_missed")
+            "name_type", "name_index", "name_grad", "name_factory", "trimmed", "name_missed")
 _OFFSETS = ("in_object", "keyset", "storage", "sizes", "offset", "dtype_at", "meta", "bytes", "data", "dict_version", "hooks_begin", "hooks_end")
 _BITS = ("plain", "inference", "views", "no_autocast")
 
@@ -38,7 +38,7 @@ def find_layout() -> Optional[Layout]:
             return None
         setattr(found, name, address)
     objects = (torch.Tensor, torch.nn.Parameter, int, float, bool, str, tuple, list, dict, torch.dtype, torch.device,
-               *map(sys.intern, ("type", "index", "grad")))
+               *map(sys.intern, ("type", "index", "grad", "default_factory")))
     for name, obj in zip(_OBJECTS, objects):
         setattr(found, name, id(obj))
     for name, offset in {**_tensor_offsets(), **_hook_offsets(found.saved_hooks)}.items():

@@ -18,7 +18,7 @@ import torch
 
 from ..capture.guards import ARGUMENT, STATE, Group
 from ..capture.known import HEAP_TYPE
-from ..capture.state import (MISSING, PLAIN, CellSlot, ClassSlot, CodeSlot, NameSlot, Namespace, SpaceSlot, freeze, instance_dict,
+from ..capture.state import (MISSING, PLAIN, CellSlot, ClassSlot, CodeSlot, NameSlot, Namespace, SpaceSlot, freeze, freeze_key, instance_dict,
                              is_placed, safe_key)
 from ..capture.state_checks import make_check
 
@@ -27,7 +27,7 @@ _WHAT = {n: i for i, n in enumerate(("owner", "held", "table", "class table", "s
 _HOW = {n: i for i, n in enumerate(("is", "is referent", "has type", "has items"))}
 _KIND = {ARGUMENT: 0, STATE: 1, "grad": 2}
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
-_OPENED = (dict, list, tuple)
+_CONTAINERS = {dict: 0, list: 1, tuple: 2, collections.defaultdict: 3}
 _EMPTY = (collections.OrderedDict, set, frozenset, collections.deque)
 
 
@@ -35,7 +35,7 @@ class Check(ctypes.Structure):
     """As in call_core.c."""
 
 
-Check._fields_ = ([(n, ctypes.c_int64) for n in ("what", "how")] + [(n, ctypes.c_void_p) for n in ("object", "expected")]
+Check._fields_ = ([(n, ctypes.c_int64) for n in ("what", "how", "how_key", "container")] + [(n, ctypes.c_void_p) for n in ("object", "expected")]
                   + [(n, ctypes.c_int64) for n in ("slot", "item_count")] + [(n, ctypes.c_void_p) for n in ("items", "met")]
                   + [("table", ctypes.c_uint64), ("versions", ctypes.c_uint64 * 2)])
 
@@ -46,7 +46,7 @@ class Source(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Condition:
-    """How C tells that a value is one of a key. items: (key in a dict or None, place, condition) of what a container holds."""
+    """How C tells that a value is one of a key. items: (key in a dict, place, condition) of what a container holds."""
 
     how: str
     expected: Any
@@ -78,7 +78,8 @@ class State:
         self.checks.append(row)
 
     def _row(self, condition: Condition, place: Hashable) -> Check:
-        row = Check(how=_HOW[condition.how], expected=self.keep(condition.expected), slot=-1)
+        row = Check(how=_HOW[condition.how], expected=self.keep(condition.expected), slot=-1,
+                    container=_CONTAINERS.get(condition.expected, 0) if condition.how == "has items" else 0)
         found = self.slots_of.setdefault(place, [])
         if condition.how == "has type":
             found.append(self.slots)
@@ -87,7 +88,7 @@ class State:
             rows = []
             for key, inner, c in condition.items:
                 rows.append(self._row(c, ("item", place, inner)))
-                rows[-1].object = self.keep(key) if key is not None else 0
+                rows[-1].object, rows[-1].how_key = self.keep(key), _HOW["is referent" if type(key) is weakref.ref else "is"]
                 found += self.slots_of[("item", place, inner)]
             array = (Check * len(rows))(*rows)
             self.alive.append(array)
@@ -174,7 +175,7 @@ def _condition(value: Any, key: Hashable) -> Optional[Condition]:
         return Condition("has type", kind)
     if kind in _EMPTY and not len(value):
         return Condition("has items", kind)
-    if kind in _OPENED and type(key) is tuple:
+    if kind in _CONTAINERS and type(key) is tuple:
         return _opened(value, kind)
     if type(key) is tuple and key[0] == "object" and not is_placed(kind):
         return Condition("is referent", weakref.ref(value)) if kind.__weakrefoffset__ > 0 else Condition("is", value)
@@ -182,13 +183,17 @@ def _condition(value: Any, key: Hashable) -> Optional[Condition]:
 
 
 def _opened(value: Any, kind: type) -> Optional[Condition]:
-    items = []
-    for step, item in value.items() if kind is dict else enumerate(value):
+    """Item for item: keys by identity, tensors among them without keeping them alive."""
+    items = [(None, None, value.default_factory)] if kind is collections.defaultdict else []
+    items += [(key, freeze_key(key), item) for key, item in value.items()] if issubclass(kind, dict) else [
+        (None, freeze(step), item) for step, item in enumerate(value)]
+    conditions = []
+    for key, step, item in items:
         condition = _condition(item, safe_key(item))
-        if condition is None or type(step) not in PLAIN:
+        if condition is None or type(key) not in PLAIN and type(key) not in _TENSORS:
             return None
-        items.append((step if kind is dict else None, freeze(step), condition))
-    return Condition("has items", kind, tuple(items))
+        conditions.append((weakref.ref(key) if type(key) in _TENSORS else key, step, condition))
+    return Condition("has items", kind, tuple(conditions))
 
 
 def _has_form(slot: Any, value: Any) -> bool:
