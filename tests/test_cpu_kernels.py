@@ -1,4 +1,5 @@
 """How kernels are built, kept and called: the disk cache, compilers that fail, memory for results, what one region becomes."""
+import math
 import os
 import stat
 import subprocess
@@ -83,6 +84,28 @@ def test_cross_entropy_reads_the_logits_once_and_stores_no_row():
     assert len(rows.kernels) == 1 and rows.kernels[0].bytes_written == 2 * 4 * 2048
     with pytest.raises(IndexError, match="out of bounds"):
         jitted(logits, torch.full_like(target, 64))
+
+
+def test_a_half_softmax_converts_once_and_takes_the_exponential_of_what_is_never_positive():
+    def fn(x):
+        return torch.softmax(x * 0.125, -1)
+    x = (torch.randn(6, 3000) * 100).bfloat16()
+    x[1, 5], x[2], x[3, 7], x[4, 9] = math.nan, -math.inf, math.inf, -math.inf
+    jitted = tracejit.jit(fn, executors=["cpu"], fallback="error")
+    got, exact = jitted(x), torch.softmax((x * 0.125).double(), -1)
+    body = jitted.last_traces[-1].regions[0].sym.fn.source.text.split("k0_range0")[1]
+    assert body.count("tj_from_bf16(") == 1 and "tj_exp_low_f" in body and "float p1 = 0;" in body
+    assert torch.equal(got.isnan(), exact.isnan())
+    torch.testing.assert_close(got.double(), exact, rtol=2**-8, atol=1e-38, equal_nan=True)
+
+
+def test_nans_stay_nans_in_halves():
+    bits = torch.tensor([0x7FFFFFFF, -1, 0x7F800001, 0x7FC00000, -0x7FFFFF, 0x7FFF8000] * 8, dtype=torch.int32)
+    x, h = bits.view(torch.float32), (bits >> 16).to(torch.int16).view(torch.bfloat16)
+    _, (source,) = compiled(lambda h: (h * 2).neg(), h)
+    assert "tj_to_bf16_quiet(" in source.text.split("k0_range0")[1]
+    for fn, arg in ((lambda a: (a * 2).bfloat16(), x), (lambda a: (a * 2).half(), x), (lambda a: (a * 2).neg(), h)):
+        assert torch.equal(fused(fn, arg).isnan(), fn(arg).isnan())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.uint8])

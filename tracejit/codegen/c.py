@@ -5,14 +5,13 @@ outer variable does, so that the common case carries no mask. What does not vary
 """
 from __future__ import annotations
 
-import math
 from typing import Any, Callable, Optional
 
 import torch
 
+from .dialect import UNSIGNED, Dialect
 from .index import Bounds, Gathered, Index, Quotient, Var, atoms, bounds
-from .kernel import Expr, Kernel, Reduction, Store, below, truth, variables
-from .primitives import ARITY, PRIMITIVES
+from .kernel import Expr, Kernel, Store, below, closure, never_positive, truth, variables
 
 MOST_CUTS = 10
 MOST_VERSIONS = 4            # predicates on outer variables that double a loop
@@ -27,50 +26,6 @@ class Block(list):
         for part in self:
             out += part.text(depth + 1) if isinstance(part, Block) else ["  " * depth + part]
         return out
-
-
-class Dialect:
-    """Spellings of one C-like language: a table for types and one for primitives."""
-
-    memory: dict[torch.dtype, str] = {}                        # how an element lies in memory
-    register: dict[torch.dtype, str] = {}                      # the type that computes with it
-    letter: dict[str, str] = {}                                # register type -> suffix of helper functions
-    primitives: dict[str, str] = PRIMITIVES
-    math: str = ""                                             # what the names of C's mathematical functions begin with
-    vector_pragma: str = ""
-    transpose: str = ""                                        # (from, step, to, width) of 16 x 16 words, if there is one
-    index_type: str = "long long"
-
-    def load(self, dtype: torch.dtype, at: str) -> str:
-        return at
-
-    def store(self, dtype: torch.dtype, value: str) -> str:
-        return value
-
-    def round(self, dtype: torch.dtype, value: str) -> str:
-        return value
-
-    def literal(self, value: Any, dtype: torch.dtype) -> str:
-        return literal(value, self.register[dtype])
-
-    def checked(self, index: str, size: int, wraps: bool, error: int, valid: str) -> str:
-        """A gathered index, which reports an error where it is out of bounds and the load is `valid`."""
-        return f"tj_checked({index}, {size}, {int(wraps)}, {error}, {valid}, err)"
-
-    def nonzero(self, divisor: str, kind: str, valid: str) -> str:
-        """A divisor that reports an error where it is zero and the division is `valid`."""
-        return f"tj_nonzero_{kind}({divisor}, {valid}, err)"
-
-    def spelling(self, op: str, kind: str) -> str:
-        """The template of a primitive for a register type of this letter: `abs.int` goes before `abs`."""
-        known = self.primitives.get(f"{op}.{'real' if kind in 'fd' else 'int'}") or self.primitives.get(op)
-        if known is not None:
-            return known.replace("{exp}", self.function("exp", kind)) if "{exp}" in known else known
-        return f"{self.function(op, kind)}({', '.join(f'{{{n}}}' for n in range(ARITY.get(op, 1)))})"
-
-    def function(self, name: str, kind: str) -> str:
-        """A function of the C library."""
-        return f"{self.math}{name}{'f' if kind == 'f' else ''}"
 
 
 class Writer:
@@ -88,6 +43,7 @@ class Writer:
         self.special: dict[Expr, str] = {}                     # row buffers, tiles, and what was loaded as a vector
         self.places: dict[Store, str] = {}                     # where a value waits to be stored as part of a vector
         self._moves: dict[Expr, bool] = {}
+        self._quiet: dict[tuple[Expr, torch.dtype], bool] = {}
 
     # ------------------------------------------------------------ expressions
 
@@ -183,10 +139,18 @@ class Writer:
         if e.op == "cast":
             return self._cast(e, a[0])
         if e.op == "round":
-            return self.d.round(e.dtype, a[0])
+            return (self.d.round_quiet if self.quiet(e.args[0], e.dtype) else self.d.round)(e.dtype, a[0])
         operand = self.d.register[e.args[0].dtype if e.dtype is torch.bool and e.args else e.dtype]
         kind = self.d.letter[operand]
-        return self.d.spelling(e.op, kind).format(*a, m=self.d.math, f="f" if kind == "f" else "", s=kind, u=UNSIGNED.get(operand, operand))
+        op = self.d.not_positive.get(e.op, e.op) if kind == "f" and e.args and never_positive(e.args[0]) else e.op
+        return self.d.spelling(op, kind).format(*a, m=self.d.math, f="f" if kind == "f" else "", s=kind, u=UNSIGNED.get(operand, operand))
+
+    def quiet(self, e: Expr, dtype: torch.dtype) -> bool:
+        """Do all NaNs of a value come from arithmetic or from elements of this half type?"""
+        key = e, dtype
+        if key not in self._quiet:
+            self._quiet[key] = all(x.op != "load" or x.dtype is dtype or not x.dtype.is_floating_point for x in closure([e]))
+        return self._quiet[key]
 
     def _cast(self, e: Expr, a: str) -> str:
         source = e.args[0].dtype
@@ -240,7 +204,8 @@ class Writer:
             lines.append((s, name))
         for s, name in lines:
             place = self.places.get(s) or f"{self.pointers[s.buffer]}[{self.index(s.index)}]"
-            self.scopes[-1][1].append(f"{place} = {self.d.store(s.value.dtype, name)};")
+            store = self.d.store_quiet if self.quiet(s.value, s.value.dtype) else self.d.store
+            self.scopes[-1][1].append(f"{place} = {store(s.value.dtype, name)};")
 
     # ------------------------------------------------------------ loops
 
@@ -353,50 +318,3 @@ class Writer:
                     edges.add(-(-d // c) if c > 0 else -d // -c + 1)
         edges = sorted(x for x in edges if 0 <= x <= v.size)
         return list(zip(edges, edges[1:])) if 2 < len(edges) <= MOST_CUTS else [(0, v.size)]
-
-
-UNSIGNED = {"int": "u32", "i64": "u64", "short": "u16", "signed char": "u8", "u8": "u8"}
-LOWEST = {"i64": "(-0x7fffffffffffffffl - 1)", "int": "(-0x7fffffff - 1)", "short": "-32768", "signed char": "-128", "u8": "0",
-          "_Bool": "0"}
-HIGHEST = {"i64": "0x7fffffffffffffffl", "int": "0x7fffffff", "short": "32767", "signed char": "127", "u8": "255", "_Bool": "1"}
-
-
-def literal(value: Any, ctype: str) -> str:
-    if ctype in ("float", "double"):
-        suffix = "f" if ctype == "float" else ""
-        if value != value:
-            return f'__builtin_nan{suffix}("")'
-        value = torch.tensor(value, dtype=torch.float32).item() if suffix else value
-        if math.isinf(value):
-            return f"({'-' if value < 0 else ''}__builtin_inf{suffix}())"
-        text = value.hex() if value else repr(value)
-        return f"({text}{suffix})" if text.startswith("-") else f"{text}{suffix}"
-    value = int(value)
-    if ctype == "i64":
-        return LOWEST["i64"] if value == -(1 << 63) else f"({value}l)" if value < 0 else f"{value}l"
-    return LOWEST["int"] if value == -(1 << 31) else f"({value})" if value < 0 else str(value)
-
-
-# ------------------------------------------------------------ folding
-
-FIRST = {"sum": "0", "prod": "1", "any": "0", "all": "1"}
-FOLD = {"sum": "{0} += {1};", "prod": "{0} *= {1};", "any": "{0} |= {1};", "all": "{0} &= {1};",
-        "max": "{0} = {1} > {0} ? {1} : {0};", "min": "{0} = {1} < {0} ? {1} : {0};"}
-CLAUSE = {"sum": "+", "prod": "*", "any": "|", "all": "&", "max": "max", "min": "min"}
-
-
-def loses_nan(r: Reduction) -> bool:
-    """A vector max or min forgets NaN: a flag travels beside it."""
-    return r.kind in ("max", "min") and r.dtype.is_floating_point
-
-
-def first_value(r: Reduction, ctype: str) -> str:
-    if r.kind in FIRST:
-        return FIRST[r.kind]
-    if ctype in ("float", "double"):
-        return f"{'-' if r.kind == 'max' else ''}__builtin_inf()"
-    return (LOWEST if r.kind == "max" else HIGHEST)[ctype]
-
-
-def finished(r: Reduction, value: str, flag: str) -> str:
-    return f'{flag} ? __builtin_nan("") : {value}' if loses_nan(r) else value

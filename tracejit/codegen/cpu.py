@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from .c import Block, Dialect
+from .c import Block
+from .dialect import Dialect
 from .kernel import Kernel
 from .schedules import Body, Writer, write
 
@@ -25,8 +26,9 @@ class CpuDialect(Dialect):
     transpose = "tj_transpose16"
     index_type = "i64"
     math = "__builtin_"
+    not_positive = {"exp": "exp_low"}
     # float has inline vector code for these; double and the rest call the C library
-    own = frozenset({"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "sinh", "cosh", "tanh", "erf", "pow"})
+    own = frozenset({"exp", "exp_low", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "sinh", "cosh", "tanh", "erf", "pow"})
 
     def function(self, op: str, kind: str) -> str:
         return f"tj_{op}_f" if kind == "f" and op in self.own else super().function(op, kind)
@@ -36,6 +38,12 @@ class CpuDialect(Dialect):
 
     def store(self, dtype: torch.dtype, value: str) -> str:
         return {torch.bfloat16: f"tj_to_bf16({value})", torch.float16: f"tj_to_f16({value})"}.get(dtype, value)
+
+    def store_quiet(self, dtype: torch.dtype, value: str) -> str:
+        return f"tj_to_bf16_quiet({value})" if dtype is torch.bfloat16 else self.store(dtype, value)
+
+    def round_quiet(self, dtype: torch.dtype, value: str) -> str:
+        return f"tj_round_bf16_quiet({value})" if dtype is torch.bfloat16 else self.round(dtype, value)
 
     def round(self, dtype: torch.dtype, value: str) -> str:
         return f"tj_round_bf16({value})" if dtype is torch.bfloat16 else f"tj_round_f16({value})"

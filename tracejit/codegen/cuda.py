@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 import torch
 
-from .c import Dialect, literal
+from .dialect import Dialect, literal
 from .index import Index, Quotient, Remainder, Var, bounds
 from .kernel import Buffer, Kernel
 from .lower import Sharing

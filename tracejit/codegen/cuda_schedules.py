@@ -12,8 +12,7 @@ from .c import Block, Writer
 from .chunks import Chunk, chunked, is_vector, stores_as_vector, width_of
 from .cuda import Function, Parameter, dialect_of, parameters_of
 from .index import Var
-from .kernel import Expr, Kernel, Store, below
-from .lower import HEAVY
+from .kernel import HEAVY, Expr, Kernel, Store, below
 
 THREADS = 256
 RESIDENT = 4                 # blocks of 256 threads that registers must leave room for: half of what a multiprocessor holds

@@ -23,6 +23,11 @@ FLOATS = (torch.float32, torch.float64, *HALVES)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 DTYPES = (*FLOATS, *INTEGERS, torch.bool)
 
+# Primitives that cost many operations.
+HEAVY = frozenset({"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "tanh", "erf", "erfc", "sigmoid",
+                   "silu", "gelu", "gelu_tanh", "pow", "softplus", "elu", "atan", "atan2", "remainder", "fmod", "silu_backward",
+                   "gelu_backward", "gelu_tanh_backward", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh"})
+
 
 class CannotLower(Exception):
     """These calls are not one kernel; `position` is that of the call that stands in the way, when it is known."""
@@ -230,6 +235,25 @@ def truth(e: Expr, within: dict[Var, Bounds]) -> Optional[bool]:
         a, b = truth(e.args[0], within), truth(e.args[1], within)
         return False if a is False or b is False else True if a and b else None
     return None
+
+
+def never_positive(e: Expr) -> bool:
+    """Is a float value at most zero, or NaN, whatever is loaded: the distance from the largest, or a negated magnitude?"""
+    while e.op == "round":                                     # rounding keeps the order, and zero
+        e = e.args[0]
+    if e.op == "neg":
+        return e.args[0].op == "abs"
+    if e.op != "sub":
+        return False
+    value, most = map(_exact_origin, e.args)
+    return most.op == "reduced" and most.extra.kind == "max" and _exact_origin(most.extra.value) is value
+
+
+def _exact_origin(e: Expr) -> Expr:
+    """What a value is that casts only widened."""
+    while e.op == "cast" and e.args[0].dtype in HALVES and e.dtype in FLOATS:
+        e = e.args[0]
+    return e
 
 
 def variables(e: Expr) -> set[Var]:

@@ -14,7 +14,7 @@ from typing import Callable, Iterator, Optional
 from ..ir.proxy import TensorProxy
 from .calls import Call, Region
 from .index import ZERO, Index, Quotient, Remainder, Var, atoms, combine, disjoint, flatten, unflatten, variable
-from .kernel import Buffer, CannotLower, Expr, Kernel, Reduction, Stage, Store, below, closure, variables
+from .kernel import HEAVY, Buffer, CannotLower, Expr, Kernel, Reduction, Stage, Store, below, closure, variables
 from .ops import row_of
 from .reductions import reduced_dims
 from .values import Values, buffer_name
@@ -22,6 +22,7 @@ from .values import Values, buffer_name
 KEPT_BYTES = 256 << 10       # of row buffers: a share of the second-level cache
 MOST_SPLITS = 4
 CHECKS = ("checked", "nonzero")
+WORTH_KEEPING = 6            # operations; fewer are done again
 
 
 @dataclass(frozen=True)
@@ -313,9 +314,9 @@ class _Scheduler:
     def _kept(self, used: dict[Expr, set[int]]) -> dict[Expr, int]:
         """Costly values that several passes need, as far as row buffers go."""
         inner = set(self.inner)
-        heavy = [e for e in self.all if e.op in HEAVY and len(used.get(e, ())) > 1
-                 and any(variables(b) & inner for b in below(e))]
-        top = [e for e in heavy if not any(e is not o and e in below(o) and used[o] >= used[e] for o in heavy)]
+        costly = [e for e in self.all if len(used.get(e, ())) > 1 and sum(map(weight, below(e))) >= WORTH_KEEPING
+                  and any(variables(b) & inner for b in below(e))]
+        top = [e for e in costly if not any(e is not o and e in below(o) and used[o] >= used[e] for o in costly)]
         room = KEPT_BYTES // (8 * max(math.prod(v.size for v in self.inner), 1))
         return {e: min(used[e]) for e in top[:room]}
 
@@ -340,14 +341,13 @@ class _Scheduler:
         for s in self.stores:
             n = math.prod(a.size for a in atoms(s.index) if isinstance(a, Var))
             k.bytes_written += n * s.value.dtype.itemsize
-        weight = sum(16 if e.op in HEAVY else 1 for e in self.all)
-        k.operations = weight * max(self.nest.size, 1)
+        k.operations = sum(map(weight, self.all)) * max(self.nest.size, 1)
+
+
+def weight(e: Expr) -> int:
+    """Operations that a value costs beside its arguments."""
+    return 16 if e.op in HEAVY else 4 if e.op == "round" else 0 if e.op == "const" else 1
 
 
 def _storage(buffer: str) -> int:
     return int(buffer[1:].split("_")[0])
-
-
-HEAVY = frozenset({"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "tanh", "erf", "erfc", "sigmoid",
-                   "silu", "gelu", "gelu_tanh", "pow", "softplus", "elu", "atan", "atan2", "remainder", "fmod", "silu_backward",
-                   "gelu_backward", "gelu_tanh_backward", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh"})

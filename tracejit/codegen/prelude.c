@@ -19,6 +19,10 @@ EW float tj_from_bf16(u16 h) { return tj_float_of((u32)h << 16); }
 
 EW u16 tj_to_bf16(float f) { u32 u = tj_bits_of(f); u32 r = (u + 0x7fffu + ((u >> 16) & 1)) >> 16; return f != f ? 0x7fc0 : r; }
 
+EW u16 tj_to_bf16_quiet(float f) { u32 u = tj_bits_of(f); return (u + 0x7fffu + ((u >> 16) & 1)) >> 16; }  /* NaNs end in 16 zeros */
+
+EW float tj_round_bf16_quiet(float f) { u32 u = tj_bits_of(f); return tj_float_of((u + 0x7fffu + ((u >> 16) & 1)) & 0xffff0000u); }
+
 EW float tj_round_bf16(float f) { return tj_from_bf16(tj_to_bf16(f)); }
 
 EW float tj_from_f16(u16 h) {

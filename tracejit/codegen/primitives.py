@@ -35,6 +35,5 @@ PRIMITIVES = {
     "elu": "tj_elu_{s}({0}, {1}, {2}, {3})", "gelu": "tj_gelu_{s}({0})", "gelu_tanh": "tj_gelu_tanh_{s}({0})",
     "gelu_backward": "tj_gelu_backward_{s}({0}, {1})", "gelu_tanh_backward": "tj_gelu_tanh_backward_{s}({0}, {1})",
     "silu_backward": "tj_silu_backward_{s}({0}, {1})",
-    
 }
 ARITY = {"pow": 2, "atan2": 2, "hypot": 2}                     # of the C library's functions; the rest have one argument

@@ -11,13 +11,15 @@ import math
 from dataclasses import dataclass
 from typing import Callable
 
-from .c import CLAUSE, FOLD, Block, Dialect, Writer, finished, first_value, loses_nan
+from .c import Block, Writer
+from .dialect import CLAUSE, FOLD, Dialect, finished, first_value, loses_nan
 from .index import Var
-from .kernel import Expr, Kernel, Reduction, Stage, below
+from .kernel import HEAVY, Expr, Kernel, Reduction, Stage, below
 
 COLUMNS, ROW_BLOCK = 256, 16  # columns of a unit; rows that are summed in the element type before they are added in double
 FEW_UNITS = 8                 # fewer blocks of rows than this leave threads without work
 TILE = 64
+RUN = 1024                    # elements that are folded in the element type, lane by lane, before they are added in double
 SHARED_ROW = 16384
 
 
@@ -37,6 +39,11 @@ def accumulator_type(w: Writer, r: Reduction) -> str:
 
 def wide_type(w: Writer, r: Reduction) -> str:
     return "double" if r.kind in ("sum", "prod") and r.dtype.is_floating_point else accumulator_type(w, r)
+
+
+def partial_type(w: Writer, r: Reduction) -> str:
+    costly = any(e.op in HEAVY for e in below(r.value))
+    return accumulator_type(w, r) if costly else wide_type(w, r)
 
 
 def write(kernel: Kernel, dialect: Dialect) -> tuple[Writer, Body]:
@@ -130,12 +137,25 @@ def _fold(w: Writer, r: Reduction, into: str, flag: str) -> None:
 
 
 def _pass(w: Writer, block: Block, stage: Stage, v: Var, extra: Callable[[], None], shared: tuple | None = None) -> None:
-    """One vector loop that folds into partials p, which are then folded into the accumulators w. Floats are summed in double:
-    beside the latency of an addition the conversions cost nothing."""
+    """A vector loop that folds into the accumulators w. Costly floats are summed as floats for a run of elements, and from
+    run to run in double; where an addition's latency is all that the loop costs, the conversions to double are free."""
+    if v.size > RUN and any(partial_type(w, r) != wide_type(w, r) for r in stage.reductions):
+        low, high = shared or ("0", str(v.size))
+        whole = shared is None and v.size % RUN == 0
+        end = f"B + {RUN}" if whole else f"B + {RUN} < {high} ? B + {RUN} : {high}"
+        run = Block([f"const i64 E = {end};"])
+        _run(w, run, stage, v, extra, ("B", "E"))
+        block += [f"for (i64 B = {low}; B < {high}; B += {RUN}) {{", run, "}"]
+    else:
+        _run(w, block, stage, v, extra, shared)
+
+
+def _run(w: Writer, block: Block, stage: Stage, v: Var, extra: Callable[[], None], shared: tuple | None) -> None:
+    """One vector loop that folds into partials p, which are then folded into the accumulators."""
     reductions = stage.reductions
     clause = ""
     for r in reductions:
-        block.append(f"{wide_type(w, r)} p{r.number} = {first_value(r, w.d.register[r.dtype])};"
+        block.append(f"{partial_type(w, r)} p{r.number} = {first_value(r, w.d.register[r.dtype])};"
                      + (f" int n{r.number} = 0;" if loses_nan(r) else ""))
         clause += f" reduction({CLAUSE[r.kind]}:p{r.number})" + (f" reduction(|:n{r.number})" if loses_nan(r) else "")
 
