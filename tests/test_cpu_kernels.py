@@ -109,7 +109,7 @@ def test_nans_stay_nans_in_halves():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.uint8])
-@pytest.mark.parametrize("shape", [(64, 64), (100, 200), (257, 129), (16, 128)])
+@pytest.mark.parametrize("shape", [(64, 64), (100, 200), (257, 129), (16, 128), (70, 600)])
 def test_transposes_by_tiles(dtype, shape):
     x, y = (torch.randn(shape) * 50).to(dtype), (torch.randn(shape[::-1]) * 50).to(dtype)
     assert torch.equal(fused(lambda x, y: (x.t() + y) * 2, x, y), (x.t() + y) * 2)

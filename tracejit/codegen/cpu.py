@@ -23,7 +23,7 @@ class CpuDialect(Dialect):
     register = {**memory, torch.bfloat16: "float", torch.float16: "float", torch.bool: "_Bool"}
     letter = {"float": "f", "double": "d", "i64": "l", "int": "i", "short": "h", "signed char": "b", "u8": "u", "_Bool": "B"}
     vector_pragma = "#pragma omp simd"
-    transpose = "tj_transpose16"
+    transposes = {1: "tj_transpose_bytes", 2: "tj_transpose_halves", 4: "tj_transpose_words"}
     index_type = "i64"
     math = "__builtin_"
     not_positive = {"exp": "exp_low"}

@@ -20,7 +20,7 @@ class Dialect:
     math: str = ""                                             # what the names of C's mathematical functions begin with
     not_positive: dict[str, str] = {}                          # functions of floats that are cheaper for arguments at most zero
     vector_pragma: str = ""
-    transpose: str = ""                                        # (from, step, to, width) of 16 x 16 words, if there is one
+    transposes: dict[int, str] = {}                            # bytes of an element -> (from, step, to, width) of 16 x 16
     index_type: str = "long long"
 
     def load(self, dtype: torch.dtype, at: str) -> str:

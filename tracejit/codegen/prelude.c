@@ -373,10 +373,8 @@ typedef u32 v16_t __attribute__((vector_size(64), aligned(4), may_alias));
 #else
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (v16_t){__VA_ARGS__})
 #endif
-EW void tj_transpose16(const void *from, i64 step, void *to, i64 width) {  /* 16 x 16 words; pairs, then quadruples, then lanes of 128 bits */
-  v16_t r[16], s[16];
-  #pragma GCC unroll 16
-  for (int i = 0; i < 16; i++) r[i] = *(const v16_t *)((const u32 *)from + i * step);
+EW void tj_turn16(v16_t *r) {                                        /* 16 x 16 words: pairs, quadruples, then lanes of 128 bits */
+  v16_t s[16];
   #pragma GCC unroll 8
   for (int i = 0; i < 16; i += 2) {
     s[i] = SHUFFLE(r[i], r[i + 1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
@@ -395,9 +393,19 @@ EW void tj_transpose16(const void *from, i64 step, void *to, i64 width) {  /* 16
     v16_t b = SHUFFLE(r[c], r[c + 4], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
     v16_t d = SHUFFLE(r[c + 8], r[c + 12], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
     v16_t e = SHUFFLE(r[c + 8], r[c + 12], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-    *(v16_t *)((u32 *)to + c * width) = SHUFFLE(a, d, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
-    *(v16_t *)((u32 *)to + (c + 4) * width) = SHUFFLE(b, e, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
-    *(v16_t *)((u32 *)to + (c + 8) * width) = SHUFFLE(a, d, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-    *(v16_t *)((u32 *)to + (c + 12) * width) = SHUFFLE(b, e, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    r[c] = SHUFFLE(a, d, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+    r[c + 4] = SHUFFLE(b, e, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+    r[c + 8] = SHUFFLE(a, d, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    r[c + 12] = SHUFFLE(b, e, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
   }
 }
+
+typedef u16 v16_half_t __attribute__((vector_size(32), aligned(2), may_alias));
+typedef u8 v16_byte_t __attribute__((vector_size(16), aligned(1), may_alias));
+#define TRANSPOSE(name, element, vector) \
+  EW void name(const void *from, i64 step, void *to, i64 width) { \
+    v16_t r[16]; \
+    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) r[i] = __builtin_convertvector(*(const vector *)((const element *)from + i * step), v16_t); \
+    tj_turn16(r); \
+    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) *(vector *)((element *)to + i * width) = __builtin_convertvector(r[i], vector); }
+TRANSPOSE(tj_transpose_words, u32, v16_t) TRANSPOSE(tj_transpose_halves, u16, v16_half_t) TRANSPOSE(tj_transpose_bytes, u8, v16_byte_t) /* tj_transpose_words( tj_transpose_halves( tj_transpose_bytes( */

@@ -1,6 +1,6 @@
 """The four loop structures of a kernel. Each writes the body of a function over a range [lo, hi) of units that threads share.
 
-    pointwise   rows of a vector loop (or one shared vector loop); a transpose goes through square tiles
+    pointwise   rows of a vector loop (or one shared vector loop); a transpose goes by tiles
     row         one unit is a row: a stage is one pass over it, what passes share is kept in a buffer
     column      one unit is a block of columns: vectors of columns walk down the reduced rows
     whole       few rows, each shared: every stage writes partial results per thread, then combines them
@@ -18,7 +18,7 @@ from .kernel import HEAVY, Expr, Kernel, Reduction, Stage, below
 
 COLUMNS, ROW_BLOCK = 256, 16  # columns of a unit; rows that are summed in the element type before they are added in double
 FEW_UNITS = 8                 # fewer blocks of rows than this leave threads without work
-TILE = 64
+SQUARE, TILES = (128, 128), {4: (512, 16)}     # of a transpose: (read one after the other, written so), by bytes of an element
 RUN = 1024                    # elements that are folded in the element type, lane by lane, before they are added in double
 SHARED_ROW = 16384
 
@@ -76,48 +76,45 @@ def _tiled(w: Writer, k: Kernel) -> Body:
     stores = k.stages[0].stores
     roots = [s.value for s in stores]
     rest = [v for v in k.outer if v != a]
-    turned = [e for e in k.expressions if e.op == "load" and e.index.coefficient(a) == 1 and abs(e.index.coefficient(j)) > 1
-              and not e.args and any(e in below(r) for r in roots)]
-    blocks, block = -(-a.size // TILE), Block()
-    tile_rows = Var(1_000_000, blocks)
+    turned = [e for e in k.expressions if e.op == "load" and e.index.coefficient(a) == 1
+              and abs(e.index.coefficient(j)) > 1 and not e.args and any(e in below(r) for r in roots)]
+    length, width = TILES.get(max(e.dtype.itemsize for e in turned), SQUARE)
+    length, width = min(length, -(-a.size // 16) * 16), min(width, -(-j.size // 16) * 16)
+    tiles = [Var(1_000_000, -(-a.size // length)), Var(1_000_001, -(-j.size // width))]
 
-    def unit(inside: Block) -> None:
-        inside.append(f"const i64 A = i{tile_rows.number}*{TILE}, na = {a.size} - A < {TILE} ? {a.size} - A : {TILE};")
-        inside.append(f"for (i64 J = 0; J < {j.size}; J += {TILE}) {{")
-        tile = Block([f"const i64 nj = {j.size} - J < {TILE} ? {j.size} - J : {TILE};"])
+    def tile(inside: Block) -> None:
+        for letter, v, t, n in (("A", a, tiles[0], length), ("J", j, tiles[1], width)):
+            most = str(n) if v.size % n == 0 else f"{v.size} - {letter} < {n} ? {v.size} - {letter} : {n}"
+            inside.append(f"const i64 {letter} = i{t.number}*{n}, n{letter} = {most};")
         for e in turned:
-            w.special[e] = f"T{e.number}[p][q]"
-            tile += _turned(w, e, a, j)
+            w.special[e] = w.d.load(e.dtype, f"T{e.number}[p][q]")
+            inside += _turned(w, e, a, j, length, width)
         body = Block([f"const i64 i{a.number} = A + p;"])
         w.at_loop({j})
         inner = Block([f"const i64 i{j.number} = J + q;"])
         w.scopes = [({}, body), ({}, inner)]
         w.stores(stores)
         w.scopes = []
-        body += [w.d.vector_pragma, "for (i64 q = 0; q < nj; q++) {", inner, "}"]
-        tile += ["for (i64 p = 0; p < na; p++) {", body, "}"]
-        inside += [tile, "}"]
-    w.rows(block, [*rest, tile_rows], unit)
-    return Body([block], blocks * math.prod(v.size for v in rest), [])
+        body += [w.d.vector_pragma, "for (i64 q = 0; q < nJ; q++) {", inner, "}"]
+        inside += ["for (i64 p = 0; p < nA; p++) {", body, "}"]
+    block = Block()
+    w.rows(block, [*rest, *tiles], tile)
+    return Body([block], math.prod(v.size for v in [*rest, *tiles]), [])
 
 
-def _turned(w: Writer, e: Expr, a: Var, j: Var) -> list[str]:
-    """T[p][q]: the tile of a load, transposed. Whole tiles of words go by shuffles, from memory or from the converted S[q][p]."""
-    kind, n = w.d.register[e.dtype], e.number
+def _turned(w: Writer, e: Expr, a: Var, j: Var, length: int, width: int) -> list[str]:
+    """T[p][q]: the tile of a load as it lies in memory, transposed. Blocks of 16 x 16 go by shuffles."""
     at = f"{w.pointers[e.extra[0]]}[{w.index(e.extra[1])}]"
-    where = f"const i64 i{a.number} = A + p, i{j.number} = J + q;"
-    lines = [f"{kind} T{n}[{TILE}][{TILE}] __attribute__((aligned(64)));"]
-    plain = [f"for (int q = 0; q < nj; q++) for (int p = 0; p < na; p++) {{ {where} T{n}[p][q] = {w.d.load(e.dtype, at)}; }}"]
-    if not w.d.transpose or kind not in ("float", "int"):
-        return lines + plain
-    whole, source, step = [], f"&{at}", e.extra[1].coefficient(j)
-    if w.d.memory[e.dtype] != kind:
-        whole = [f"  {kind} S[{TILE}][{TILE}] __attribute__((aligned(64)));", f"  for (int q = 0; q < {TILE}; q++) {{", f"  {w.d.vector_pragma}",
-                 f"  for (int p = 0; p < {TILE}; p++) {{ {where} S[q][p] = {w.d.load(e.dtype, at)}; }} }}"]
-        source, step = "&S[q][p]", TILE
-    whole.append(f"  for (int q = 0; q < {TILE}; q += 16) for (int p = 0; p < {TILE}; p += 16) {{ {where} "
-                 f"{w.d.transpose}({source}, {step}, &T{n}[p][q], {TILE}); }}")
-    return [*lines, f"if (na == {TILE} && nj == {TILE}) {{", *whole, "} else", *plain]
+    lines = [f"{w.d.memory[e.dtype]} T{e.number}[{length}][{width}] __attribute__((aligned(64)));",
+             "for (int Q = 0; Q < nJ; Q += 16) for (int P = 0; P < nA; P += 16) {"]
+    where = "const i64 p = {}, q = {}, " + f"i{a.number} = A + p, i{j.number} = J + q;"
+    each = Block(["for (int y = Q; y < Q + 16 && y < nJ; y++) for (int x = P; x < P + 16 && x < nA; x++) {",
+                  Block([where.format("x", "y"), f"T{e.number}[p][q] = {at};"]), "}"])
+    turn = w.d.transposes.get(e.dtype.itemsize)
+    if turn is not None:
+        whole = f"{turn}(&{at}, {e.extra[1].coefficient(j)}, &T{e.number}[p][q], {width});"
+        each = Block(["if (Q + 16 <= nJ && P + 16 <= nA) {", Block([where.format("P", "Q"), whole]), "} else", each])
+    return [*lines, each, "}"]
 
 
 # ------------------------------------------------------------ reductions of a row
