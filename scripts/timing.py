@@ -1,4 +1,5 @@
 """What the benchmarks share: interleaved medians, and the ways to run a function."""
+import random
 import time
 from dataclasses import dataclass
 from typing import Optional
@@ -42,11 +43,12 @@ def seconds(fn, args, calls=1):
 
 
 def take_turns(runs, samples, calls, quantile=0.5):
-    """Medians (or another quantile) of the time of one call of each (fn, args), taking turns so that all see the same machine."""
-    taken = [[] for _ in runs]
-    for i in range(samples):
-        for j in range(len(runs)):
-            k = (i + j) % len(runs)
+    """Medians (or another quantile) of the time of one call of each (fn, args), taking turns so that all see the same machine.
+
+    In random order: what a call leaves in the caches, lines to write back above all, is paid for by the next."""
+    taken, order = [[] for _ in runs], random.Random(0)
+    for _ in range(samples):
+        for k in order.sample(range(len(runs)), len(runs)):
             taken[k].append(seconds(*runs[k], calls))
     return [sorted(t)[int(quantile * len(t))] for t in taken]
 

@@ -19,7 +19,7 @@ from .kernel import HEAVY, Expr, Kernel, Reduction, Stage, below
 COLUMNS, ROW_BLOCK = 256, 16  # columns of a unit; rows that are summed in the element type before they are added in double
 FEW_UNITS = 8                 # fewer blocks of rows than this leave threads without work
 SQUARE, TILES = (128, 128), {4: (512, 16)}     # of a transpose: (read one after the other, written so), by bytes of an element
-RUN = 1024                    # elements that are folded in the element type, lane by lane, before they are added in double
+RUN = 256                    # elements that are folded in the element type, lane by lane, before they are added in double
 SHARED_ROW = 16384
 
 
