@@ -99,6 +99,27 @@ def test_a_half_softmax_converts_once_and_takes_the_exponential_of_what_is_never
     torch.testing.assert_close(got.double(), exact, rtol=2**-8, atol=1e-38, equal_nan=True)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("fn", [lambda x, y: (x * 2 + y, x > y), lambda x, y: layer_norm(x + y, y[0]), lambda x, y: x.add_(y).neg()])
+def test_results_beyond_the_caches_are_streamed(fn, threads):
+    x, y = torch.randn(2100, 2001), torch.randn(2100, 2001)
+    wanted, before = fn(x.clone(), y), torch.get_num_threads()
+    jitted = tracejit.jit(fn, executors=["cpu"], fallback="error")
+    torch.set_num_threads(threads)
+    try:
+        for _ in range(3):                                     # into fresh memory, and into what was dropped
+            torch.testing.assert_close(jitted(x.clone(), y), wanted, rtol=1e-5, atol=1e-5)
+    finally:
+        torch.set_num_threads(before)
+    text = jitted.last_traces[-1].regions[0].sym.fn.source.text
+    assert text.count("  tj_stream_end();") == 1 and "tj_stream(&a" in text
+
+
+def test_results_that_a_cache_holds_are_stored_plainly():
+    _, (source,) = compiled(lambda x, y: x * 2 + y, torch.randn(1000, 2000), torch.randn(1000, 2000))
+    assert "tj_stream" not in source.text
+
+
 def test_nans_stay_nans_in_halves():
     bits = torch.tensor([0x7FFFFFFF, -1, 0x7F800001, 0x7FC00000, -0x7FFFFF, 0x7FFF8000] * 8, dtype=torch.int32)
     x, h = bits.view(torch.float32), (bits >> 16).to(torch.int16).view(torch.bfloat16)

@@ -24,6 +24,7 @@ class CpuDialect(Dialect):
     letter = {"float": "f", "double": "d", "i64": "l", "int": "i", "short": "h", "signed char": "b", "u8": "u", "_Bool": "B"}
     vector_pragma = "#pragma omp simd"
     transposes = {1: "tj_transpose_bytes", 2: "tj_transpose_halves", 4: "tj_transpose_words"}
+    stream = "tj_stream"
     index_type = "i64"
     math = "__builtin_"
     not_positive = {"exp": "exp_low"}
@@ -69,9 +70,14 @@ def function_of(kernel: Kernel) -> Function:
     lines = []
     for n, block in enumerate(body.blocks):
         lines += [f"static void NAME_range{n}(void *const *p, i64 lo, i64 hi, char *part, char *done, int *err) {{",
-                  *Block([pointers, block]).text(), "}"]
+                  *Block([pointers, block, _streams_end(block)]).text(), "}"]
     lines += _task(body) + _entry(kernel, w, body, pointers)
     return Function("\n".join(lines), tuple(kernel.buffers), kernel.schedule, most_threads(kernel, body))
+
+
+def _streams_end(block: Block) -> Block:
+    """Other threads see what was streamed."""
+    return Block(["tj_stream_end();"] if any(CPU.stream + "(" in line for line in block.text()) else [])
 
 
 def _pointers(kernel: Kernel, w: Writer) -> Block:

@@ -21,6 +21,7 @@ class Dialect:
     not_positive: dict[str, str] = {}                          # functions of floats that are cheaper for arguments at most zero
     vector_pragma: str = ""
     transposes: dict[int, str] = {}                            # bytes of an element -> (from, step, to, width) of 16 x 16
+    stream: str = ""                                           # (to, from, bytes): stores past the caches, if there are any
     index_type: str = "long long"
 
     def load(self, dtype: torch.dtype, at: str) -> str:

@@ -409,3 +409,38 @@ typedef u8 v16_byte_t __attribute__((vector_size(16), aligned(1), may_alias));
     tj_turn16(r); \
     _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) *(vector *)((element *)to + i * width) = __builtin_convertvector(r[i], vector); }
 TRANSPOSE(tj_transpose_words, u32, v16_t) TRANSPOSE(tj_transpose_halves, u16, v16_half_t) TRANSPOSE(tj_transpose_bytes, u8, v16_byte_t) /* tj_transpose_words( tj_transpose_halves( tj_transpose_bytes( */
+
+#ifdef __AVX512F__
+#define LINE_PART 64
+#elif defined(__AVX__)
+#define LINE_PART 32
+#else
+#define LINE_PART 16
+#endif
+typedef float line_t __attribute__((vector_size(LINE_PART), aligned(4), may_alias));
+typedef float aligned_line_t __attribute__((vector_size(LINE_PART), may_alias));
+#ifdef __clang__
+#define STREAM(to, x) __builtin_nontemporal_store(x, (aligned_line_t *)(to))
+#elif defined(__AVX512F__)
+#define STREAM(to, x) __builtin_ia32_movntps512((float *)(to), x)
+#elif defined(__AVX__)
+#define STREAM(to, x) __builtin_ia32_movntps256((float *)(to), x)
+#elif defined(__SSE__)
+#define STREAM(to, x) __builtin_ia32_movntps((float *)(to), x)
+#else
+#define STREAM(to, x) (*(aligned_line_t *)(to) = x)
+#endif
+EW void tj_stream(void *to, const void *from, i64 n) {               /* past the caches, in whole lines */
+  char *t = to; const char *f = from; i64 i = -(i64)t & 63;
+  i = i < n ? i : n;
+  if (i) __builtin_memcpy(t, f, i);
+  for (; i + 64 <= n; i += 64)
+    for (int k = 0; k < 64; k += LINE_PART) STREAM(t + i + k, *(const line_t *)(f + i + k));
+  if (i < n) __builtin_memcpy(t + i, f + i, n - i);
+}
+
+#ifdef __SSE__
+EW void tj_stream_end(void) { __builtin_ia32_sfence(); }
+#else
+EW void tj_stream_end(void) { }
+#endif

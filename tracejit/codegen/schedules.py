@@ -15,6 +15,7 @@ from .c import Block, Writer
 from .dialect import CLAUSE, FOLD, Dialect, finished, first_value, loses_nan
 from .index import Var
 from .kernel import HEAVY, Expr, Kernel, Reduction, Stage, below
+from .streaming import Range, by_chunks
 
 COLUMNS, ROW_BLOCK = 256, 16  # columns of a unit; rows that are summed in the element type before they are added in double
 FEW_UNITS = 8                 # fewer blocks of rows than this leave threads without work
@@ -63,10 +64,13 @@ def _pointwise(w: Writer, k: Kernel) -> Body:
         w.rows(block, [], lambda inside: w.straight(inside, lambda: w.stores(stores)))
         return Body([block], 1, [])
     v, n = k.inner[0], k.outer_size
+
+    def loop(inside: Block, shared: Range) -> None:
+        w.vector_loop(inside, v, roots, lambda: w.stores(stores), shared=shared)
     if n < 8 and v.size > SHARED_ROW or not k.outer:
-        w.nested(block, k.outer, lambda inside: w.vector_loop(inside, v, roots, lambda: w.stores(stores), shared=("lo", "hi")))
+        w.nested(block, k.outer, lambda inside: by_chunks(w, k, inside, v, stores, ("lo", "hi"), loop))
         return Body([block], v.size, [])
-    w.rows(block, k.outer, lambda inside: w.vector_loop(inside, v, roots, lambda: w.stores(stores)))
+    w.rows(block, k.outer, lambda inside: by_chunks(w, k, inside, v, stores, None, loop))
     return Body([block], n, [])
 
 
@@ -187,10 +191,8 @@ def _row_stage(w: Writer, k: Kernel, n: int, block: Block) -> None:
                 w.scopes[-1][1].append(f"row{e.number}[i{v.number}] = {w.name(e)};")
 
         def passes(inside: Block) -> None:
-            inside.append("{")
-            inside.append(Block())
-            _pass(w, inside[-1], stage, v, keep)
-            inside.append("}")
+            inside += ["{", Block(), "}"]
+            by_chunks(w, k, inside[-2], v, stage.stores, None, lambda deep, shared: _pass(w, deep, stage, v, keep, shared))
         w.nested(block, k.inner[:-1], passes)
         w.special = {}
     for r in stage.reductions:
