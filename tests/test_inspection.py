@@ -249,3 +249,32 @@ def test_bisect_finds_nothing_where_nothing_is_wrong(decoded):
 def test_sizes_are_told_in_three_digits():
     assert [in_bytes(n) for n in (0, 999, 1500, 2_000_000, 3.21e9, 5e12)] == [
         "0 B", "999 B", "1.5 kB", "2 MB", "3.21 GB", "5e+03 GB"]
+
+
+# ------------------------------------------------------------ as it runs
+
+def two_kernels(x, w):
+    return torch.tanh(torch.relu(x) * 2 @ w) + 1
+
+
+def test_fuel_limits_how_many_regions_become_kernels(monkeypatch):
+    for fuel, kernels in (("", 2), ("1", 1), ("0", 0)):
+        monkeypatch.setenv("TRACEJIT_FUEL", fuel)
+        compiled = tracejit.jit(two_kernels, executors=["cpu"], fallback="error")
+        x, w = torch.randn(4, 4), torch.randn(4, 4)
+        torch.testing.assert_close(compiled(x, w), two_kernels(x, w))
+        assert len(compiled.kernels) == kernels
+
+
+def test_kernels_report_themselves_when_they_are_asked_to(monkeypatch, capsys):
+    monkeypatch.setenv("TRACEJIT_LOG", "kernels,bandwidth,profiler")
+    compiled = tracejit.jit(two_kernels, executors=["cpu"], fallback="error")
+    with torch.profiler.profile() as profile:
+        for _ in range(3):
+            compiled(torch.randn(4, 4), torch.randn(4, 4))
+    said = capsys.readouterr().err.splitlines()
+    assert sum("fuses" in line for line in said) == 2
+    assert sum(line.endswith("GB/s") for line in said) == 6
+    ranges = [e.key for e in profile.key_averages() if e.key.startswith("cpu_region")]
+    assert len(ranges) == 2 and all("test_inspection.py:" in r for r in ranges)
+    assert compiled.kernels[0].source

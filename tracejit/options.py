@@ -74,5 +74,11 @@ def cuda_home() -> str:
 
 
 def log_topics() -> frozenset[str]:
-    """TRACEJIT_LOG: comma-separated topics (recompiles, fallback, internal)."""
+    """TRACEJIT_LOG: comma-separated topics (recompiles, fallback, kernels, bandwidth, profiler, internal)."""
     return frozenset(t for t in os.environ.get("TRACEJIT_LOG", "").split(",") if t)
+
+
+def fuel() -> float:
+    """TRACEJIT_FUEL=n: the first n regions of a compile become kernels, the calls of all others run one by one."""
+    text = os.environ.get("TRACEJIT_FUEL", "")
+    return int(text) if text else float("inf")

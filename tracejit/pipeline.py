@@ -12,12 +12,13 @@ from .executors.registry import Executor, fuses, resolve
 from .executors.torch_fallback import TORCH
 from .ir.check import check_trace
 from .ir.trace import Trace
-from .options import Options, check_traces
+from .options import Options, check_traces, log_topics
 from .passes.copies import copies
 from .passes.cse import cse
 from .passes.dce import dce
 from .passes.functionalize import functionalize
 from .passes.inplace_check import inplace_check
+from .runtime.instrument import TOPICS, instrument
 
 Stage = tuple[str, Callable[[Trace], Trace]]
 
@@ -45,6 +46,8 @@ def lower(capture: Capture, options: Options) -> list[Trace]:
     run_stages(placing, traces)
     checked(traces[-1], by_user=options.executors is not None)
     prove(traces[-1], reference, options)
+    if log_topics() & TOPICS:
+        traces[-1] = instrument(traces[-1], log_topics())
     return traces
 
 

@@ -37,6 +37,7 @@ from ..ir.printer import bound_symbol_text
 from ..ir.proxy import TensorProxy
 from ..ir.symbol import Symbol
 from ..ir.trace import BoundSymbol, Trace
+from ..options import fuel
 from ..passes.dce import has_effect
 from .dependence import Dependence, dependence, is_view, written_storages
 from .groups import ROW_GATHERS, Group, Membership
@@ -225,7 +226,7 @@ class Emission:
         self.pending = deque(groups)
         self.out: list[BoundSymbol] = []
         self.emitted: set[int] = set()                         # free calls that stand outside regions
-        self.regions = 0
+        self.regions, self.fuel = 0, fuel()
         self.wanted = {r for o in known.trace.tensor_results for r in (o, known.root(o))}
         for g in groups:
             self.want(g.executor, g.calls)
@@ -265,7 +266,7 @@ class Emission:
 
     def fuse(self, g: Group) -> bool:
         """Emit g as a region; False when its executor does not make a kernel of it."""
-        if len(g.calls) == 1 and not getattr(g.executor, "allow_single_op_fusion", False):
+        if self.regions >= self.fuel or len(g.calls) == 1 and not getattr(g.executor, "allow_single_op_fusion", False):
             return False
         inside = self.inside(g.executor, g.calls)
         subsymbols = tuple(self.calls[n] for n in inside)
