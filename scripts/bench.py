@@ -23,6 +23,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from bench_calls import call_overhead, first_calls, writes
+from bench_models import models, processes
 import timing
 from timing import compile_with_inductor, compile_with_tracejit, in_units, seconds, take_turns
 from workloads import WORKLOADS
@@ -160,10 +161,10 @@ def parse_options():
     parser.add_argument("--inductor", action="store_true", help="torch.compile as well (needs a C++ compiler)")
     parser.add_argument("--samples", type=int, default=15, help="of each row, interleaved (default: 15)")
     parser.add_argument("--quantile", type=float, default=0.5, help="of the samples (default: 0.5); lower on a busy machine")
-    parser.add_argument("--only", default="", help="workloads whose name contains this, and no other table")
+    parser.add_argument("--only", default="", help="workloads and models whose name contains this, and no table of calls")
     parser.add_argument("--executor", choices=("cpu", "torch"), default="cpu", help="of tracejit (default: cpu)")
     parser.add_argument("--threads", type=int, help="of torch (default: as many as it takes)")
-    parser.add_argument("--tables", default="calls,workloads", help="which of them (default: both)")
+    parser.add_argument("--tables", default="calls,workloads", help="of calls, workloads, models, processes (default: the first two)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there as well")
     return parser.parse_args()
 
@@ -183,6 +184,10 @@ def main():
             tables.update(calls(opts))
         if "workloads" in opts.tables:
             tables["workloads"] = workloads(opts)
+        if "models" in opts.tables:
+            tables["models"] = models(opts)
+        if "processes" in opts.tables:
+            tables["processes"] = processes(opts)
     if opts.json:
         rows = {title: [asdict(row) for row in rows] for title, rows in tables.items()}
         opts.json.write_text(json.dumps({"machine": machine(), "seconds": rows}, indent=1) + "\n")

@@ -16,7 +16,7 @@ from .capture import function_level
 from .capture.guards import EntryTable
 from .capture.inputs import CallInputs
 from .capture.modes import capture_is_hindered, hindrance, mode_key
-from .capture.tracer import Capture, capture
+from .capture.tracer import Capture, capture, collector_paused
 from .errors import EagerRefuses, FallbackWarning, UnsupportedError
 from .executors.registry import resolve
 from .executors.torch_fallback import TORCH
@@ -100,7 +100,7 @@ class CompiledFunction:
         if key in self._eager and self.options.fallback != "error":
             return self._run_eagerly(inputs.args, inputs.kwargs, self._eager[key])
         try:
-            with _capture_lock, paused():
+            with _capture_lock, paused(), collector_paused():
                 entry, tensors = self._compile(inputs, key)
         except UnsupportedError as error:
             self._eager[key] = UnsupportedError(*error.args)   # without the traceback, which holds the arguments

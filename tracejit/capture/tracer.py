@@ -31,6 +31,21 @@ from .recorder import current_modes
 from .structure import PLAIN, Structure, flatten
 
 _OUTDATED = object()
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Inside, nothing is collected: callbacks and finalizers are not the program's, and a collection costs a tenth of a second
+    where much is loaded."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 _BY_REFERENCE = (type, type(inspect), type(len), type(lambda: 0), torch.Size, frozenset)
 
 
@@ -112,10 +127,8 @@ class _Capture:
             sys.setprofile(None)
 
     def record(self) -> Any:
-        collects = gc.isenabled()
-        gc.disable()                                           # its callbacks and finalizers are not the program's
         try:
-            with self.reads, function_level(self.level):
+            with collector_paused(), self.reads, function_level(self.level):
                 self.hook = sys.getprofile()
                 return self.fn(*self.inputs.args, **self.inputs.kwargs)
         except NEEDS_DATA as e:
@@ -124,9 +137,6 @@ class _Capture:
                                    "not depend on data), or read them outside", where=_user_frame(e)) from None
         except UnsupportedError as e:
             raise e if e.where else UnsupportedError(str(e), where=_user_frame(e)) from e
-        finally:
-            if collects:
-                gc.enable()
 
     def check_generator(self, before: torch.Tensor) -> None:
         """Fakes draw nothing: a state that moved means manual_seed, set_rng_state or fork_rng in the function."""

@@ -6,7 +6,7 @@ What an ATen op does is read from its schema. `SCHEMAS_THAT_LIE` is the one tabl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Callable, Optional
 
 import torch
@@ -63,12 +63,12 @@ class Symbol:
     random: bool = False
     opaque: bool = False
 
-    @property
+    @cached_property
     def packet(self) -> str:
         """`add` of `aten.add.Tensor`."""
         return self.overload.overloadpacket.__name__ if self.overload is not None else self.name
 
-    @property
+    @cached_property
     def pointwise(self) -> bool:
         """Each element of the result depends on the elements at its index alone."""
         return self.overload is not None and (torch.Tag.pointwise in self.overload.tags
@@ -112,12 +112,8 @@ class Symbol:
 
     def may_raise(self, dtypes: list[torch.dtype]) -> bool:
         """Can the values of the arguments make it fail at run time? (Bad indices, integer division by zero, lapack.)"""
-        stem = self.packet
-        if any(part in stem for part in _RAISES_ON_VALUES):
-            return True
-        if not any(not d.is_floating_point and not d.is_complex for d in dtypes):
-            return False
-        return stem.rstrip("_") in _RAISES_ON_ZERO or stem.lstrip("_").startswith(_RAISES_ON_INDEX)
+        always, with_integers = _raises(self.packet)
+        return always or with_integers and any(not d.is_floating_point and not d.is_complex for d in dtypes)
 
     def functional(self) -> Optional["Symbol"]:
         """The out-of-place op with the same arguments (`add_.Tensor` -> `add.Tensor`), or None."""
@@ -128,6 +124,13 @@ class Symbol:
 _UNTAGGED_POINTWISE = frozenset({"fill", "zero", "copy", "to_copy", "clone", "floor_divide", "lshift", "rshift",
                                  "ilshift", "irshift"})        # pointwise without torch's tag
 _METADATA_MOVERS = ("resize_", "resize_as_", "set_")     # they have no inplace_view tag
+
+
+@lru_cache(None)
+def _raises(stem: str) -> tuple[bool, bool]:
+    """Can the values of the arguments make the op fail: any values, and those of integer tensors?"""
+    return (any(part in stem for part in _RAISES_ON_VALUES),
+            stem.rstrip("_") in _RAISES_ON_ZERO or stem.lstrip("_").startswith(_RAISES_ON_INDEX))
 
 
 @lru_cache(None)

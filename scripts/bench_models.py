@@ -1,0 +1,177 @@
+"""Whole models from `transformers` configurations (four layers, random weights, float32, no gradients), and new processes.
+
+    python scripts/bench_models.py MODEL KERNELS     one new process: seconds of import, jit and first call, over eager's
+"""
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional
+
+import torch
+
+VOCABULARY, LENGTH = 1000, 128
+
+
+# -- models ----------------------------------------------------------------------------------------
+
+def tokens():
+    return {"input_ids": (torch.arange(2 * LENGTH) * 7 % VOCABULARY).reshape(2, LENGTH)}
+
+
+def gpt2():
+    from transformers import GPT2Config, GPT2LMHeadModel
+    config = GPT2Config(vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=256, n_layer=4, n_head=4, use_cache=False)
+    return GPT2LMHeadModel(config), tokens()
+
+
+def llama():
+    from transformers import LlamaConfig, LlamaForCausalLM
+    config = LlamaConfig(vocab_size=VOCABULARY, hidden_size=256, intermediate_size=688, num_hidden_layers=4, num_attention_heads=4,
+                         num_key_value_heads=2, max_position_embeddings=LENGTH, use_cache=False)
+    return LlamaForCausalLM(config), tokens()
+
+
+def bert():
+    from transformers import BertConfig, BertModel
+    config = BertConfig(vocab_size=VOCABULARY, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024,
+                        max_position_embeddings=LENGTH)
+    return BertModel(config), {**tokens(), "attention_mask": torch.ones(2, LENGTH, dtype=torch.int64)}
+
+
+def resnet():
+    from transformers import ResNetConfig, ResNetForImageClassification
+    config = ResNetConfig(embedding_size=64, hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic")
+    return ResNetForImageClassification(config), {"pixel_values": torch.linspace(-1, 1, 2 * 3 * 112 * 112).reshape(2, 3, 112, 112).sin()}
+
+
+def three_ops():
+    return lambda a, b: torch.relu(a + b) * b, {"a": torch.randn(64), "b": torch.randn(64)}
+
+
+MODELS = {"GPT-2": gpt2, "Llama": llama, "BERT": bert, "ResNet-18": resnet}
+PROGRAMS = {"three ops": three_ops, **MODELS}
+
+
+def build(name):
+    torch.manual_seed(0)
+    fn, inputs = PROGRAMS[name]()
+    return fn.eval() if isinstance(fn, torch.nn.Module) else fn, inputs
+
+
+def without_names(fn, inputs):
+    """(function of positional arguments, arguments): what the timers call."""
+    return lambda *values: fn(**dict(zip(inputs, values))), tuple(inputs.values())
+
+
+# -- in one process --------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of one model; `first`: with no kernel on disk; `again`: with all of them; `fused`, `alone`: calls of the program."""
+    name: str
+    eager: float
+    tracejit: float
+    first: float
+    again: float
+    fused: int
+    alone: int
+    inductor: Optional[float] = None
+    inductor_first: Optional[float] = None
+
+
+def check(name, jitted, fn, inputs):
+    for (key, a), b in zip(jitted(**inputs).items(), fn(**inputs).values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4, msg=lambda m: f"{name} {key}: {m}")
+
+
+def measure(name, opts):
+    from timing import compile_with_inductor, compile_with_tracejit, seconds, take_turns
+    fn, inputs = build(name)
+    ways = [fn]
+    with tempfile.TemporaryDirectory() as kernels:
+        firsts = []
+        for _ in range(2):                                     # the second finds the kernels of the first
+            ways[1:] = [compile_with_tracejit(fn, kernels)]
+            firsts.append(seconds(*without_names(ways[1], inputs)))
+        check(name, ways[1], fn, inputs)
+    final, inductor_first = ways[1].last_traces[-1], None
+    if opts.inductor:
+        ways.append(compile_with_inductor(fn))
+        inductor_first = seconds(*without_names(ways[-1], inputs))
+    runs = [without_names(way, inputs) for way in ways]
+    for run in runs:
+        seconds(*run, 3)
+    taken = take_turns(runs, opts.samples, 2, opts.quantile)
+    return Measured(name, *taken[:2], *firsts, len(final.regions), len(final.bound_symbols) - len(final.regions),
+                    *(taken[2:] or [None]), inductor_first)
+
+
+def models(opts):
+    from timing import in_units
+    heads = ["eager", "inductor", "tracejit", "x eager", "x inductor", "regions", "others", "first", "again", "inductor's"]
+    print(f"\n{'whole model, forward':32}" + "".join(f"{head:>11}" for head in heads))
+    rows = []
+    for name in MODELS:
+        if opts.only not in name:
+            continue
+        rows.append(m := measure(name, opts))
+        known = m.inductor is not None
+        cells = [in_units(m.eager), in_units(m.inductor) if known else "-", in_units(m.tracejit), f"{m.eager / m.tracejit:.2f}",
+                 f"{m.inductor / m.tracejit:.2f}" if known else "-", m.fused, m.alone, in_units(m.first), in_units(m.again),
+                 in_units(m.inductor_first) if known else "-"]
+        print(f"{m.name:32}" + "".join(f"{cell:>11}" for cell in cells), flush=True)
+    return rows
+
+
+# -- new processes ---------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Process:
+    """Seconds that a new process spends on `import tracejit`, jit and the first call, beyond a call of eager's."""
+    name: str
+    cold: float
+    warm: float
+
+
+def added_seconds(name, kernels):
+    """Of a new process: what tracejit adds to `import torch` and the eager call."""
+    done = subprocess.run([sys.executable, __file__, name, kernels], capture_output=True, text=True, check=True)
+    return float(done.stdout.split()[-1])
+
+
+def processes(opts):
+    from timing import in_units
+    print(f"\n{'new process: import, jit, first call, over eager':64}{'cold':>12}{'warm cache':>12}")
+    rows = []
+    for name in PROGRAMS:
+        cold, warm = [], []
+        for _ in range(3):
+            with tempfile.TemporaryDirectory() as kernels:
+                cold.append(added_seconds(name, kernels))
+                warm.append(added_seconds(name, kernels))
+        rows.append(Process(name, statistics.median(cold), statistics.median(warm)))
+        print(f"  {name:62}{in_units(rows[-1].cold):>12}{in_units(rows[-1].warm):>12}", flush=True)
+    return rows
+
+
+def new_process(name, kernels):
+    fn, inputs = build(name)
+    with torch.no_grad():
+        fn(**inputs)
+        start = time.perf_counter()
+        fn(**inputs)
+        eager = time.perf_counter() - start
+        start = time.perf_counter()
+        sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+        import tracejit
+        jitted = tracejit.jit(fn, executors=["cpu"], executor_options={"cpu": {"kernel_cache": kernels}}, fallback="error")
+        jitted(**inputs)
+        print(time.perf_counter() - start - eager)
+
+
+if __name__ == "__main__":
+    new_process(*sys.argv[1:])
