@@ -42,13 +42,14 @@ class FuseRuns:
         if not run or all(not b.written and all(o.storage in {a.storage for a in b.tensor_args} for o in b.tensor_outputs) for b in run):
             return list(run)
         region = region_of(run, trace)
-        done = self.executor.fuse(region)
-        if done is None:
+        fused = self.executor.fuse(region)
+        done = fused and self.executor.finish([fused])
+        if not done:
             self.left += [b.sym.name for b in run]
             return list(run)
         self.regions += 1
         self.fused += len(run)
-        return [done]
+        return done
 
 
 def region_of(run: list, trace: Trace) -> BoundSymbol:

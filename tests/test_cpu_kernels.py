@@ -229,6 +229,35 @@ def test_a_compiler_that_hangs_is_stopped(tmp_path, compiler_from_environment, m
         KernelCache(tmp_path / "c").load("int f(void) { return 1; }")
 
 
+def test_regions_of_a_program_share_as_many_compiler_runs_as_there_are_processors(tmp_path):
+    def fn(x, w):
+        for n in range(6):
+            x = torch.tanh(x @ w) * n + x
+        return x
+    executor = CpuExecutor(kernel_cache=tmp_path)
+    x, w = torch.randn(8, 16), torch.randn(16, 16)
+    assert torch.allclose(tracejit.jit(fn, executors=[executor], fallback="error")(x, w), fn(x, w), rtol=1e-3, atol=1e-3)
+    assert len(list(tmp_path.glob("*.so"))) >= 5 and executor.cache.built <= kernel_cache._processors()
+    again = CpuExecutor(kernel_cache=tmp_path)
+    tracejit.jit(fn, executors=[again], fallback="error")(x, w)
+    assert again.cache.built == 0
+
+
+def test_one_region_that_does_not_compile_leaves_the_others_fused(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACEJIT_CHECK", "0")
+    build = KernelCache._build
+    monkeypatch.setattr(KernelCache, "_build", lambda self, paths, text: build(self, paths, text.replace("tj_exp_f(t", "tj_exp_f(] t")))
+
+    def fn(x, w):
+        return (((x @ w) * 2 + 1) @ w).exp().abs() @ w
+    executor = CpuExecutor(kernel_cache=tmp_path)
+    x, w = torch.randn(8, 16) / 16, torch.randn(16, 16) / 16
+    jitted = tracejit.jit(fn, executors=[executor], fallback="error")
+    with pytest.warns(FallbackWarning, match="(?s)the source is .*test_cpu_kernels.py"):
+        torch.testing.assert_close(jitted(x, w), fn(x, w), rtol=1e-3, atol=1e-3)
+    assert len(jitted.last_traces[-1].regions) == 1 and not executor.broken
+
+
 def test_no_compiler_is_a_compiler_error():
     assert issubclass(NoCompiler, CompilerError)
 

@@ -1,7 +1,9 @@
 """A region's kernels -> one C text with one entry, `int tj_region(int threads, void *const *pointers)`."""
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from typing import Iterable
 
 from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol
@@ -18,6 +20,7 @@ class Source:
     `made`: the roots of storages that the region makes, results and temporaries."""
 
     text: str
+    body: str                            # the text without the helpers that it calls
     buffers: tuple[Buffer, ...]
     made: dict[int, TensorProxy]
     kernels: tuple[Kernel, ...]
@@ -55,9 +58,17 @@ def source_of(region: BoundSymbol) -> Source:
     batches = _batches([k for _, k in nests.kernels])
     texts = {b.name: b.function.text.replace("NAME", b.name) for b in batches}
     kernels = tuple(k for b in batches for k in b.kernels)
-    text = with_helpers("\n".join([*texts.values(), *_entry(batches)]))
-    return Source(text, tuple(b for k in kernels for b in k.buffers.values()), nests.made_storages, kernels,
+    body = "\n".join([*texts.values(), *_entry(batches)])
+    return Source(with_helpers(body), body, tuple(b for k in kernels for b in k.buffers.values()), nests.made_storages, kernels,
                   any(k.checks for k in kernels), max((b.threads for b in batches), default=1))
+
+
+def together(bodies: Iterable[tuple[str, str]]) -> str:
+    """One text of several (prefix, body): each body's functions with its prefix."""
+    return with_helpers("\n".join(_OWN_NAMES.sub(rf"{prefix}\g<0>", body) for prefix, body in bodies))
+
+
+_OWN_NAMES = re.compile(rf"\b(?:(?:k|batch)\d+(?:_\w+)?|{ENTRY})\b")
 
 
 def _batches(kernels: list[Kernel]) -> list[Batch]:

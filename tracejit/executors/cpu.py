@@ -5,12 +5,13 @@ Without a compiler, or when one fails, regions go to the torch fallback, and one
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Optional
+from weakref import WeakSet
 
 from ..codegen.calls import call_of
 from ..codegen.kernel import CannotLower
-from ..codegen.source import source_of
+from ..codegen.source import Source, source_of
 from ..errors import FallbackWarning
 from ..ir.symbol import Symbol
 from ..ir.trace import BoundSymbol
@@ -36,12 +37,13 @@ class CpuExecutor(Executor):
         self.allow_single_op_fusion, self.max_region_ops = allow_single_op_fusion, max_region_ops
         self.cache = KernelCache(kernel_cache)
         self.broken = False                                    # there is no compiler: said once
+        self.refused: WeakSet[BoundSymbol] = WeakSet()         # calls that the compiler failed on
 
     def can_execute(self, bsym: BoundSymbol) -> bool:
         return False
 
     def can_fuse(self, bsym: BoundSymbol) -> bool:
-        return not self.broken and can_lower(bsym)
+        return not self.broken and bsym not in self.refused and can_lower(bsym)
 
     def why_not(self, bsym: BoundSymbol) -> str:
         return "there is no C compiler" if self.broken else why_not_lowered(bsym)
@@ -54,17 +56,33 @@ class CpuExecutor(Executor):
             return None
         try:
             source = source_of(region)
-            library = self.cache.load(source.text)
         except CannotLower:
             if check_traces():
                 raise
             return None
-        except CompilerError as error:
-            self.broken = self.broken or isinstance(error, NoCompiler)
-            if check_traces() and not self.broken:
-                raise
-            where = next((str(b.source) for b in region.subsymbols if b.source.file), "")
-            warnings.warn(f"no CPU kernels: {error} {f'(for {where})' if where else ''}", FallbackWarning, stacklevel=2)
-            return None
-        run = compiled_region(region, source, library)
-        return replace(region, sym=Symbol(region.sym.name, run), executor=self.name)
+        return replace(region, sym=Symbol(region.sym.name, _Uncompiled(source)), executor=self.name)
+
+    def finish(self, regions: list[BoundSymbol]) -> Optional[list[BoundSymbol]]:
+        """Compiled, all at a time. The calls of regions that the compiler fails on are not fused."""
+        sources = [r.sym.fn.source for r in regions]
+        try:
+            libraries = self.cache.load_regions(sources)
+        except NoCompiler as error:
+            libraries, self.broken = [error] * len(regions), True
+        failed = [(r, error) for r, error in zip(regions, libraries) if isinstance(error, CompilerError)]
+        if not failed:
+            return [replace(r, sym=Symbol(r.sym.name, compiled_region(r, source, library)))
+                    for r, source, library in zip(regions, sources, libraries)]
+        if check_traces() and not self.broken:
+            raise failed[0][1]
+        self.refused.update(b for r, _ in failed for b in r.subsymbols if not call_of(b).is_view)
+        where = next((str(b.source) for b in failed[0][0].subsymbols if b.source.file), "")
+        warnings.warn(f"no CPU kernels: {failed[0][1]} {f'(for {where})' if where else ''}", FallbackWarning, stacklevel=2)
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class _Uncompiled:
+    """In the place of a region's function, until all are compiled."""
+
+    source: Source

@@ -1,5 +1,7 @@
 """Compiled kernels: built by the system's C compiler, kept on disk, loaded once.
 
+The regions of one program that are not on disk are shared out to as many compilers as there are processors; each compiles its
+share as one text, since it takes as long to start as to compile two kernels. The file that it makes appears under the key of each.
 The key is source, flags, compiler version and processor. The directory is the user's alone (0700); one that others may
 write is not loaded from. Files appear by rename, so that many processes may share them; each ends with a checksum of
 itself, and one that does not match is built again.
@@ -15,10 +17,13 @@ import stat
 import subprocess
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional, Sequence, Union
 
+from ..codegen.source import Source, together
 from ..options import cache_home, compiler_command
 
 TIMEOUT = 120                # seconds that the compiler may take
@@ -72,6 +77,30 @@ def default_directory() -> Path:
     return Path(cache_home()) / "tracejit" / "kernels"
 
 
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _key(text: str) -> str:
+    return hashlib.sha256("\n".join([text, *FLAGS, *width_flags(), _machine()]).encode()).hexdigest()[:32]
+
+
+def _prefix(key: str) -> str:
+    """Of the names of a region's functions, so that several can be in one file."""
+    return f"r{key}_"
+
+
+@dataclass(frozen=True)
+class Library:
+    """The functions of one region in a loaded file: `library["tj_region"]`."""
+
+    loaded: ctypes.CDLL
+    prefix: str
+
+    def __getitem__(self, name: str) -> Any:
+        return self.loaded[self.prefix + name]
+
+
 class KernelCache:
     """Compiled texts under `directory`; without one that is safe, under a private temporary one."""
 
@@ -79,7 +108,7 @@ class KernelCache:
         self.wanted = Path(directory) if directory is not None else default_directory()
         self._directory: Optional[Path] = None
         self._loaded: dict[str, ctypes.CDLL] = {}
-        self._lock = threading.Lock()
+        self._lock, self._counting = threading.Lock(), threading.Lock()
         self.built = 0
 
     @property
@@ -88,45 +117,97 @@ class KernelCache:
             self._directory = self.wanted if _make_private(self.wanted) else Path(tempfile.mkdtemp(prefix="tracejit-"))
         return self._directory
 
-    def load(self, text: str, optimize: tuple[str, ...] = ()) -> ctypes.CDLL:
+    def load(self, text: str) -> ctypes.CDLL:
         """The shared object of a C text. Raises CompilerError."""
-        flags = (*FLAGS, *width_flags(), *optimize)
-        key = hashlib.sha256("\n".join([text, *flags, _machine()]).encode()).hexdigest()[:32]
+        key = _key(text)
         with self._lock:
             if key not in self._loaded:
                 path = self.directory / f"{key}.so"
                 if not _is_whole(path):
-                    self._build(path, text, flags)
-                self._loaded[key] = self._open(path, text, flags)
+                    self._build([path], text)
+                self._loaded[key] = self._open(path, text)
             return self._loaded[key]
 
-    def _open(self, path: Path, text: str, flags: tuple[str, ...]) -> ctypes.CDLL:
+    def load_regions(self, sources: Sequence[Source]) -> list[Union[Library, CompilerError]]:
+        """What holds the entry of each, or why it could not be built. Raises NoCompiler."""
+        keys = [_key("in company\n" + s.text) for s in sources]   # not those of texts by themselves
+        missing = {key: s for key, s in zip(keys, sources)
+                   if key not in self._loaded and not _is_whole(self.directory / f"{key}.so")}
+        failed = self._build_shares(missing)
+        with self._lock:
+            return [failed[key] if key in failed else self._library(key, s) for key, s in zip(keys, sources)]
+
+    def _library(self, key: str, source: Source) -> Union[Library, CompilerError]:
+        if key not in self._loaded:
+            try:
+                self._loaded[key] = self._open(self.directory / f"{key}.so", together([(_prefix(key), source.body)]))
+            except CompilerError as error:
+                return error
+        return Library(self._loaded[key], _prefix(key))
+
+    def _build_shares(self, missing: dict[str, Source]) -> dict[str, CompilerError]:
+        """Build these; those that fail, by key. A share that fails is built again one by one."""
+        shares: list[list[str]] = [[] for _ in range(min(len(missing), _processors()))]
+        sizes = [0] * len(shares)
+        for key in sorted(missing, key=lambda k: (-len(missing[k].body), k)):
+            k = sizes.index(min(sizes))
+            shares[k].append(key)
+            sizes[k] += len(missing[key].body)
+        if not shares:
+            return {}
+
+        def build(share: list[str]) -> dict[str, CompilerError]:
+            try:
+                paths = [self.directory / f"{key}.so" for key in share]
+                self._build(paths, together((_prefix(key), missing[key].body) for key in share))
+            except CompilerError as error:
+                return {share[0]: error} if len(share) == 1 else {k: e for key in share for k, e in build([key]).items()}
+            return {}
+        if len(shares) == 1:
+            return build(shares[0])
+        with ThreadPoolExecutor(len(shares)) as pool:
+            return {k: e for failed in pool.map(build, shares) for k, e in failed.items()}
+
+    def _open(self, path: Path, text: str) -> ctypes.CDLL:
         try:
             return ctypes.CDLL(str(path))
         except OSError:                                        # built elsewhere, or damaged in a way that the sum does not show
-            self._build(path, text, flags)
+            self._build([path], text)
         try:
             return ctypes.CDLL(str(path))
         except OSError as error:
             raise CompilerError(f"a compiled kernel does not load: {error}") from error
 
-    def _build(self, path: Path, text: str, flags: tuple[str, ...]) -> None:
-        source = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}.c")
+    def _build(self, paths: Sequence[Path], text: str) -> None:
+        """Compile a text into one file with all these names."""
+        source = paths[0].with_suffix(f".{os.getpid()}.{threading.get_ident()}.c")
         made = source.with_suffix(".tmp")
-        source.write_text(text)
-        command = [*compiler(), *flags, str(source), "-o", str(made), "-lm"]
+        command = [*compiler(), *FLAGS, *width_flags(), str(source), "-o", str(made), "-lm"]
         try:
+            source.write_text(text)
             done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+            if done.returncode or not made.exists():
+                raise CompilerError(f"{' '.join(command)} failed; the source is {source}:\n{done.stderr[-2000:]}")
+            with open(made, "r+b") as out:
+                out.write(hashlib.sha256(out.read()).digest())
+            for other in paths[1:]:
+                _also_at(made, other)
+            os.replace(made, paths[0])
+            os.replace(source, paths[0].with_suffix(".c"))
         except (OSError, subprocess.TimeoutExpired) as error:
             raise CompilerError(f"{error}; the source is {source}") from error
-        if done.returncode or not made.exists():
-            raise CompilerError(f"{' '.join(command)} failed; the source is {source}:\n{done.stderr[-2000:]}")
-        content = made.read_bytes()
-        with open(made, "ab") as out:
-            out.write(hashlib.sha256(content).digest())
-        os.replace(made, path)
-        os.replace(source, path.with_suffix(".c"))
-        self.built += 1
+        with self._counting:
+            self.built += 1
+
+
+def _also_at(made: Path, other: Path) -> None:
+    """The file under another name as well; a copy where the file system has no links."""
+    link = made.with_suffix(f".{other.stem}.tmp")
+    try:
+        os.link(made, link)
+    except OSError:
+        shutil.copyfile(made, link)
+    os.replace(link, other)
 
 
 def _make_private(directory: Path) -> bool:

@@ -15,7 +15,9 @@ class Executor:
 
     One that fuses also has `can_fuse(bsym)`, which says whether a call may be part of a region, and `fuse(region)`, which
     returns the region with `sym.fn` the callable that runs it: it takes the region's args and returns the list of its
-    outputs. None: not as one kernel. What a region may hold is told in `tracejit.partition.regions`.
+    outputs. None: not as one kernel. What a region may hold is told in `tracejit.partition.regions`. `finish(regions)` is
+    asked once all regions of a program are known, and returns them ready to run. None: the program is to be partitioned anew,
+    by what `can_fuse` says now.
     """
 
     name: str = ""
@@ -37,6 +39,9 @@ class Executor:
 
     def fuse(self, region: BoundSymbol) -> Optional[BoundSymbol]:
         return None
+
+    def finish(self, regions: list[BoundSymbol]) -> Optional[list[BoundSymbol]]:
+        return regions
 
 
 def fuses(executor: Executor) -> bool:

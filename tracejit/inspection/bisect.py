@@ -47,11 +47,14 @@ class ComparingExecutor(Executor):
         return self.inner.can_fuse(bsym)
 
     def fuse(self, region: BoundSymbol) -> Optional[BoundSymbol]:
-        fused = self.inner.fuse(region)
-        if fused is None:
+        return self.inner.fuse(region)
+
+    def finish(self, regions: list[BoundSymbol]) -> Optional[list[BoundSymbol]]:
+        ready = self.inner.finish(regions)
+        if ready is None:
             return None
-        position, self.regions = self.regions, self.regions + 1
-        return replace(fused, sym=replace(fused.sym, fn=self._comparing(fused, position)))
+        self.regions = len(ready)
+        return [replace(r, sym=replace(r.sym, fn=self._comparing(r, position))) for position, r in enumerate(ready)]
 
     def _comparing(self, fused: BoundSymbol, position: int) -> Callable[..., list]:
         reference = Program(region_trace(fused)).run
