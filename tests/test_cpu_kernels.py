@@ -243,10 +243,22 @@ def test_regions_of_a_program_share_as_many_compiler_runs_as_there_are_processor
     assert again.cache.built == 0
 
 
+def test_a_chain_of_any_length_is_compiled():
+    def fn(x, y):
+        for _ in range(300):
+            x = (x + y).sin()
+        return x
+    x, y = torch.randn(4, 5), torch.randn(4, 5)
+    jitted = tracejit.jit(fn, executors=["cpu"], fallback="error")
+    torch.testing.assert_close(jitted(x, y), fn(x, y), rtol=1e-3, atol=1e-3)
+    assert 1 < len(jitted.last_traces[-1].regions) == len(jitted.last_traces[-1].bound_symbols)
+
+
 def test_one_region_that_does_not_compile_leaves_the_others_fused(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACEJIT_CHECK", "0")
     build = KernelCache._build
-    monkeypatch.setattr(KernelCache, "_build", lambda self, paths, text: build(self, paths, text.replace("tj_exp_f(t", "tj_exp_f(] t")))
+    monkeypatch.setattr(KernelCache, "_build", lambda self, paths, text, *more: build(
+        self, paths, text.replace("tj_exp_f(t", "tj_exp_f(] t"), *more))
 
     def fn(x, w):
         return (((x @ w) * 2 + 1) @ w).exp().abs() @ w

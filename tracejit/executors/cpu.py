@@ -56,6 +56,8 @@ class CpuExecutor(Executor):
             return None
         try:
             source = source_of(region)
+        except RecursionError:                                 # a value that hangs on hundreds of others, one on the next: two kernels
+            return None
         except CannotLower:
             if check_traces():
                 raise

@@ -81,8 +81,8 @@ def _processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _key(text: str) -> str:
-    return hashlib.sha256("\n".join([text, *FLAGS, *width_flags(), _machine()]).encode()).hexdigest()[:32]
+def _key(text: str, more: tuple[str, ...] = ()) -> str:
+    return hashlib.sha256("\n".join([text, *FLAGS, *width_flags(), *more, _machine()]).encode()).hexdigest()[:32]
 
 
 def _prefix(key: str) -> str:
@@ -117,15 +117,15 @@ class KernelCache:
             self._directory = self.wanted if _make_private(self.wanted) else Path(tempfile.mkdtemp(prefix="tracejit-"))
         return self._directory
 
-    def load(self, text: str) -> ctypes.CDLL:
-        """The shared object of a C text. Raises CompilerError."""
-        key = _key(text)
+    def load(self, text: str, more: tuple[str, ...] = ()) -> ctypes.CDLL:
+        """The shared object of a C text; `more`: flags for it. Raises CompilerError."""
+        key = _key(text, more)
         with self._lock:
             if key not in self._loaded:
                 path = self.directory / f"{key}.so"
                 if not _is_whole(path):
-                    self._build([path], text)
-                self._loaded[key] = self._open(path, text)
+                    self._build([path], text, more)
+                self._loaded[key] = self._open(path, text, more)
             return self._loaded[key]
 
     def load_regions(self, sources: Sequence[Source]) -> list[Union[Library, CompilerError]]:
@@ -168,21 +168,21 @@ class KernelCache:
         with ThreadPoolExecutor(len(shares)) as pool:
             return {k: e for failed in pool.map(build, shares) for k, e in failed.items()}
 
-    def _open(self, path: Path, text: str) -> ctypes.CDLL:
+    def _open(self, path: Path, text: str, more: tuple[str, ...] = ()) -> ctypes.CDLL:
         try:
             return ctypes.CDLL(str(path))
         except OSError:                                        # built elsewhere, or damaged in a way that the sum does not show
-            self._build([path], text)
+            self._build([path], text, more)
         try:
             return ctypes.CDLL(str(path))
         except OSError as error:
             raise CompilerError(f"a compiled kernel does not load: {error}") from error
 
-    def _build(self, paths: Sequence[Path], text: str) -> None:
+    def _build(self, paths: Sequence[Path], text: str, more: tuple[str, ...] = ()) -> None:
         """Compile a text into one file with all these names."""
         source = paths[0].with_suffix(f".{os.getpid()}.{threading.get_ident()}.c")
         made = source.with_suffix(".tmp")
-        command = [*compiler(), *FLAGS, *width_flags(), str(source), "-o", str(made), "-lm"]
+        command = [*compiler(), *FLAGS, *width_flags(), *more, str(source), "-o", str(made), "-lm"]
         try:
             source.write_text(text)
             done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
