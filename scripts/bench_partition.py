@@ -1,18 +1,24 @@
 """How long partitioning takes: seconds for synthetic traces of 1k, 3k and 10k calls, and what became of them.
 
-    python scripts/bench_partition.py [--sizes 1000 3000 10000] [--repeat 3]
+    python scripts/bench_partition.py [--sizes 1000 3000 10000] [--repeat 3] [--first-calls]
 
 "blocks": transformer-like layers (matmuls, norms, softmax, rotary halves, cache writes); "chain": one long pointwise chain;
 "foreach": optimizer steps over many parameters; "slices": reads and writes of disjoint slices of one buffer.
+--first-calls: instead, whole first calls of a program of so many calls (matmuls, pointwise work, slice writes, means), with nothing
+on disk: seconds of this process, of its compilers, and on the clock.
 """
 from __future__ import annotations
 
 import argparse
+import os
+import tempfile
 import time
 from dataclasses import replace
 
 import torch
 
+import tracejit
+from tracejit.executors.cpu import CpuExecutor
 from tracejit.executors.registry import Executor
 from tracejit.executors.torch_fallback import TORCH
 from tracejit.ir.proxy import TensorProxy, contiguous_stride
@@ -121,12 +127,39 @@ def slices(size: int) -> Trace:
     return p.trace()
 
 
+def layers(x: torch.Tensor, w: torch.Tensor, size: int) -> torch.Tensor:
+    """About `size` calls."""
+    for _ in range(size // 11):
+        h = torch.tanh((x @ w) * 0.1 + x)
+        h[:, 0] = 0
+        x = (h - h.mean(-1, keepdim=True)) * 0.5 + x
+    return x
+
+
+def first_calls(sizes: list[int]) -> None:
+    x, w = torch.randn(16, 16), torch.randn(16, 16)
+    tracejit.jit(torch.exp, executors=["cpu"])(x)              # imports
+    print(f"{'calls':>6} {'regions':>8} {'seconds':>8} {'compilers':>10} {'clock':>8} {'us/call':>8}")
+    for size in sizes:
+        with torch.no_grad(), tempfile.TemporaryDirectory() as kernels:
+            jitted = tracejit.jit(layers, executors=[CpuExecutor(kernel_cache=kernels)], fallback="error")
+            clock, own, children = time.perf_counter(), time.process_time(), os.times().children_user
+            jitted(x, w, size)
+            own = time.process_time() - own
+            calls = len(jitted.last_traces[1].bound_symbols)
+            print(f"{calls:6} {len(jitted.last_traces[-1].regions):8} {own:8.2f} {os.times().children_user - children:10.2f} "
+                  f"{time.perf_counter() - clock:8.2f} {1e6 * own / calls:8.0f}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", type=int, nargs="+", default=[1000, 3000, 10000])
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--check", action="store_true", help="run the in-place checker on each result")
+    parser.add_argument("--first-calls", action="store_true", help="whole first calls instead")
     options = parser.parse_args()
+    if options.first_calls:
+        return first_calls(options.sizes)
     print(f"{'trace':10} {'calls':>6} {'seconds':>8} {'us/call':>8} {'regions':>8} {'alone':>6}")
     for make in (blocks, chain, foreach, slices):
         for size in options.sizes:
