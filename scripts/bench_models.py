@@ -1,13 +1,17 @@
 """Whole models from `transformers` configurations (four layers, random weights, float32, no gradients), and new processes.
 
+`first` is a first call with no kernel on disk, `again` one of a fresh jit that finds them; `work` is the processor time of `first`,
+compilers included: on a machine that others use it says more than the clock.
+
     python scripts/bench_models.py MODEL KERNELS     one new process: seconds of import, jit and first call, over eager's
 """
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Optional
 
@@ -71,16 +75,23 @@ def without_names(fn, inputs):
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of one model; `first`: with no kernel on disk; `again`: with all of them; `fused`, `alone`: calls of the program."""
+    """Seconds of one model; `fused`, `alone`: regions and other calls of the program."""
     name: str
     eager: float
     tracejit: float
     first: float
+    work: float
     again: float
     fused: int
     alone: int
     inductor: Optional[float] = None
     inductor_first: Optional[float] = None
+
+
+def processor_seconds():
+    """Of this process and of the compilers that it has run."""
+    t = os.times()
+    return t.user + t.system + t.children_user + t.children_system
 
 
 def check(name, jitted, fn, inputs):
@@ -96,7 +107,8 @@ def measure(name, opts):
         firsts = []
         for _ in range(2):                                     # the second finds the kernels of the first
             ways[1:] = [compile_with_tracejit(fn, kernels)]
-            firsts.append(seconds(*without_names(ways[1], inputs)))
+            before = processor_seconds()
+            firsts += [seconds(*without_names(ways[1], inputs)), processor_seconds() - before]
         check(name, ways[1], fn, inputs)
     final, inductor_first = ways[1].last_traces[-1], None
     if opts.inductor:
@@ -106,13 +118,13 @@ def measure(name, opts):
     for run in runs:
         seconds(*run, 3)
     taken = take_turns(runs, opts.samples, 2, opts.quantile)
-    return Measured(name, *taken[:2], *firsts, len(final.regions), len(final.bound_symbols) - len(final.regions),
+    return Measured(name, *taken[:2], *firsts[:3], len(final.regions), len(final.bound_symbols) - len(final.regions),
                     *(taken[2:] or [None]), inductor_first)
 
 
 def models(opts):
     from timing import in_units
-    heads = ["eager", "inductor", "tracejit", "x eager", "x inductor", "regions", "others", "first", "again", "inductor's"]
+    heads = ["eager", "inductor", "tracejit", "x eager", "x inductor", "regions", "others", "first", "work", "again", "inductor's"]
     print(f"\n{'whole model, forward':32}" + "".join(f"{head:>11}" for head in heads))
     rows = []
     for name in MODELS:
@@ -121,7 +133,7 @@ def models(opts):
         rows.append(m := measure(name, opts))
         known = m.inductor is not None
         cells = [in_units(m.eager), in_units(m.inductor) if known else "-", in_units(m.tracejit), f"{m.eager / m.tracejit:.2f}",
-                 f"{m.inductor / m.tracejit:.2f}" if known else "-", m.fused, m.alone, in_units(m.first), in_units(m.again),
+                 f"{m.inductor / m.tracejit:.2f}" if known else "-", m.fused, m.alone, in_units(m.first), in_units(m.work), in_units(m.again),
                  in_units(m.inductor_first) if known else "-"]
         print(f"{m.name:32}" + "".join(f"{cell:>11}" for cell in cells), flush=True)
     return rows
@@ -131,21 +143,23 @@ def models(opts):
 
 @dataclass(frozen=True)
 class Process:
-    """Seconds that a new process spends on `import tracejit`, jit and the first call, beyond a call of eager's."""
+    """Seconds that a new process spends on `import tracejit`, jit and the first call, beyond a call of eager's; and `work`."""
     name: str
     cold: float
     warm: float
+    cold_work: float
+    warm_work: float
 
 
 def added_seconds(name, kernels):
-    """Of a new process: what tracejit adds to `import torch` and the eager call."""
+    """Of a new process: what tracejit adds to `import torch` and the eager call, on the clock and in processor time."""
     done = subprocess.run([sys.executable, __file__, name, kernels], capture_output=True, text=True, check=True)
-    return float(done.stdout.split()[-1])
+    return [float(value) for value in done.stdout.split()[-2:]]
 
 
 def processes(opts):
     from timing import in_units
-    print(f"\n{'new process: import, jit, first call, over eager':64}{'cold':>12}{'warm cache':>12}")
+    print(f"\n{'new process: import, jit, first call, over eager':64}{'cold':>12}{'warm cache':>12}{'cold work':>12}{'warm work':>12}")
     rows = []
     for name in PROGRAMS:
         cold, warm = [], []
@@ -153,9 +167,13 @@ def processes(opts):
             with tempfile.TemporaryDirectory() as kernels:
                 cold.append(added_seconds(name, kernels))
                 warm.append(added_seconds(name, kernels))
-        rows.append(Process(name, statistics.median(cold), statistics.median(warm)))
-        print(f"  {name:62}{in_units(rows[-1].cold):>12}{in_units(rows[-1].warm):>12}", flush=True)
+        rows.append(Process(name, *(statistics.median(times) for which in (0, 1) for times in (column(cold, which), column(warm, which)))))
+        print(f"  {name:62}" + "".join(f"{in_units(t):>12}" for t in astuple(rows[-1])[1:]), flush=True)
     return rows
+
+
+def column(rows, which):
+    return [row[which] for row in rows]
 
 
 def new_process(name, kernels):
@@ -165,12 +183,12 @@ def new_process(name, kernels):
         start = time.perf_counter()
         fn(**inputs)
         eager = time.perf_counter() - start
-        start = time.perf_counter()
+        start, work = time.perf_counter(), processor_seconds()
         sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
         import tracejit
         jitted = tracejit.jit(fn, executors=["cpu"], executor_options={"cpu": {"kernel_cache": kernels}}, fallback="error")
         jitted(**inputs)
-        print(time.perf_counter() - start - eager)
+        print(time.perf_counter() - start - eager, processor_seconds() - work - eager)
 
 
 if __name__ == "__main__":
