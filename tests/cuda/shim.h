@@ -273,6 +273,7 @@ template <class T> T exchanged(unsigned mask, T v, unsigned other) {
 #define gridDim (shim::blocks)
 #define __syncthreads() (shim::all[shim::thread.x].line = __LINE__, shim::wait_as(shim::BARRIER))
 #define __shfl_xor_sync(mask, v, o) shim::exchanged(mask, v, (shim::thread.x % 32) ^ (o))
+#define __syncwarp(mask) ((void)shim::exchanged(mask, 0, shim::thread.x % 32))
 #define __assertfail(message, file, line, function, size) shim::fail("%s (%s:%d)", message, file, (int)(line))
 static inline float __int_as_float(int i) { float f; memcpy(&f, &i, 4); return f; }
 static inline unsigned __float_as_uint(float f) { unsigned i; memcpy(&i, &f, 4); return i; }

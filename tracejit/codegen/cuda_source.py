@@ -10,6 +10,7 @@ from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol
 from .cpu import with_helpers
 from .cuda import SHARING, Function, Parameter, narrow
+from .cuda_rows import column, row, whole
 from .cuda_schedules import pointwise
 from .kernel import Buffer, Kernel
 from .nests import Nests
@@ -87,4 +88,4 @@ def _where(region: BoundSymbol) -> list[str]:
             f'#define TJ_FUNCTION "{source.function if source else ""}"']
 
 
-_SCHEDULES = {"pointwise": pointwise}
+_SCHEDULES = {"pointwise": pointwise, "row": row, "column": column, "whole": whole}
