@@ -1,0 +1,16 @@
+"""The CPU fuser's programs are many: the ordinary run takes a share of them on the shim, the full run all."""
+import os
+
+SHARE = 100
+
+
+def pytest_collection_modifyitems(config, items):
+    if os.environ.get("TRACEJIT_TEST_ALL") == "1":
+        return
+    borrowed = [item for item in items if item.path.name == "test_same_programs.py"]
+    kept = set(map(id, borrowed[::SHARE]))
+    left_out = [item for item in borrowed if id(item) not in kept]
+    if left_out:
+        gone = set(map(id, left_out))
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if id(item) not in gone]
