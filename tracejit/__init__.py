@@ -2,6 +2,7 @@
 from .api import CacheInfo, CompiledFunction, CompiledModule, bisect, explain, jit, last_traces
 from .errors import FallbackWarning, InplaceCopyError, TraceError, UnsupportedError
 from .executors.cpu import CpuExecutor
+from .executors.cupy import CupyExecutor
 from .executors.registry import Executor, default_executors, get_executor, register_executor
 from .executors.torch_fallback import TORCH as _TORCH
 from .interfaces.export import functionalize
@@ -10,7 +11,8 @@ from .offline import Lowered, lower
 
 register_executor(_TORCH)
 register_executor(CpuExecutor(), default=True)
+register_executor(CupyExecutor())         # asked where `executors=["cupy"]` names it
 __version__ = "0.1.0"
-__all__ = ["BoundSymbol", "CacheInfo", "CompiledFunction", "CompiledModule", "CpuExecutor", "Executor", "FallbackWarning",
+__all__ = ["BoundSymbol", "CacheInfo", "CompiledFunction", "CompiledModule", "CpuExecutor", "CupyExecutor", "Executor", "FallbackWarning",
            "InplaceCopyError", "Lowered", "Trace", "TraceError", "UnsupportedError", "bisect", "default_executors", "explain",
            "functionalize", "get_executor", "jit", "last_traces", "lower", "register_executor"]

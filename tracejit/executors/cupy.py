@@ -1,0 +1,222 @@
+"""The CUDA fuser: a region becomes CUDA kernels, compiled by NVRTC, loaded and launched through CuPy.
+
+Launches go to torch's current stream, asked at each call; memory comes from torch's caching allocator. Once a region has run,
+a call of it launches kernels and does nothing else to the device, so that a CUDA graph may capture it.
+Without CuPy or NVRTC, regions go to the torch fallback, and one warning says so.
+"""
+from __future__ import annotations
+
+import importlib
+import warnings
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Callable, Optional
+
+import torch
+
+from ..codegen.calls import call_of
+from ..codegen.cuda_source import CudaSource, cuda_source
+from ..codegen.kernel import CannotLower
+from ..errors import FallbackWarning
+from ..ir.proxy import TensorProxy
+from ..ir.symbol import Symbol
+from ..ir.trace import BoundSymbol
+from ..options import check_traces
+from . import nvrtc
+from .cpu import can_lower
+from .cubins import CubinCache
+from .launch import CompiledRegion
+from .registry import Executor
+
+ALIGNED = 16                 # bytes that every buffer must begin at a multiple of
+
+
+class CupyExecutor(Executor):
+    """Fuses calls on CUDA tensors.
+
+    allow_single_op_fusion: make a kernel of a region of one call too.
+    kernel_cache: the directory of compiled kernels; None: the user's cache directory.
+    max_region_ops: a region has no more calls, views not counted.
+    """
+
+    name = "cupy"
+
+    def __init__(self, *, allow_single_op_fusion: bool = False, kernel_cache: Optional[str] = None,
+                 max_region_ops: int = 2000) -> None:
+        self.allow_single_op_fusion, self.max_region_ops = allow_single_op_fusion, max_region_ops
+        self.cache = CubinCache(kernel_cache)
+        self.broken = False                                    # CuPy or NVRTC is missing: said once
+
+    def can_execute(self, bsym: BoundSymbol) -> bool:
+        return False
+
+    def can_fuse(self, bsym: BoundSymbol) -> bool:
+        return not self.broken and can_lower(bsym, "cuda") and self._is_usable()
+
+    def _is_usable(self) -> bool:
+        why = missing()
+        if why:
+            self.broken = True
+            warnings.warn(f"no CUDA kernels: {why}", FallbackWarning, stacklevel=2)
+        return not why
+
+    def fuse(self, region: BoundSymbol) -> Optional[BoundSymbol]:
+        """The region with a function that runs it, or None."""
+        if self.broken or len(region.subsymbols) == 1 and not self.allow_single_op_fusion:
+            return None
+        if sum(not call_of(b).is_view for b in region.subsymbols) > self.max_region_ops:
+            return None
+        try:
+            run = CudaRegion(region, self.cache, Device(_device_of(region)))
+        except CannotLower:
+            if check_traces():
+                raise
+            return None
+        except nvrtc.NvrtcError as error:
+            if check_traces():
+                raise
+            where = next((str(b.source) for b in region.subsymbols if b.source.file), "")
+            warnings.warn(f"no CUDA kernels: {error} {f'(for {where})' if where else ''}", FallbackWarning, stacklevel=2)
+            return None
+        return replace(region, sym=Symbol(region.sym.name, run), executor=self.name)
+
+
+@lru_cache(None)
+def missing() -> str:
+    """What CUDA kernels lack here, or ""."""
+    try:
+        importlib.import_module("cupy")
+    except ImportError as error:
+        return f"CuPy does not import ({error}): pip install cupy-cuda12x"
+    return "" if nvrtc.is_available() else "NVRTC or its headers are missing: pip install nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12"
+
+
+def _device_of(region: BoundSymbol) -> int:
+    device = next(p.device for b in region.subsymbols for p in (*b.tensor_outputs, *b.tensor_args))
+    return device.index if device.index is not None else torch.cuda.current_device()
+
+
+# ------------------------------------------------------------ one device
+
+class Stream:
+    """What CuPy takes for a stream."""
+
+    __slots__ = ("ptr",)
+
+    def __init__(self, ptr: int) -> None:
+        self.ptr = ptr
+
+
+class Device:
+    """What launching needs of a CUDA device: its architecture, the current stream, memory, and kernels loaded onto it."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    @property
+    def arch(self) -> str:
+        major, minor = torch.cuda.get_device_capability(self.index)
+        return f"sm_{major}{minor}"
+
+    def stream(self) -> Stream:
+        return Stream(torch.cuda.current_stream(self.index).cuda_stream)
+
+    def empty_strided(self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty_strided(shape, stride, dtype=dtype, device=torch.device("cuda", self.index))
+
+    def load(self, cubin: bytes) -> Any:
+        """A `cupy.cuda.Module`, which has to be kept as long as its functions."""
+        import cupy
+        with torch.cuda.device(self.index):
+            module = cupy.cuda.Module()
+            module.load(cubin)
+        return module
+
+    def run(self, launch: Callable[[], list]) -> list:
+        """`launch` with this device the current one."""
+        if torch.cuda.current_device() == self.index:
+            return launch()
+        with torch.cuda.device(self.index):
+            return launch()
+
+
+# ------------------------------------------------------------ one region
+
+class CudaRegion:
+    """Calling it verifies first that the arguments are laid out as the kernels take them; `launch` does not."""
+
+    def __init__(self, region: BoundSymbol, cache: CubinCache, device: Device) -> None:
+        self.region, self.cache, self.device = region, cache, device
+        self.source = cuda_source(region)
+        self._program = _Program(self.source, cache, device)
+        self._scalar: Optional[_Program] = None                # for memory that is not aligned
+        self._plan = _Plan(region, self.source)
+        self._verified = CompiledRegion(self.source, self._launch, region.args, frozenset(w.storage for w in region.written))
+
+    def __call__(self, *given: torch.Tensor) -> list:
+        return self._verified(*given)
+
+    @property
+    def launch(self) -> Callable[..., list]:
+        return self._verified.launch
+
+    def raw_kernels(self) -> list:
+        """A `cupy.RawKernel` for each launch, in order; `source.launches` say with which grid, block and buffers."""
+        import cupy
+        module = cupy.RawModule(path=str(self.cache.plain_file(self.source.text, self.device.arch)))
+        return [module.get_function(launch.name) for launch in self.source.launches]
+
+    def _launch(self, *given: torch.Tensor) -> list:
+        return self.device.run(lambda: self._on_device(given))
+
+    def _on_device(self, given: tuple) -> list:
+        plan, device = self._plan, self.device
+        tensors = [*given, *(device.empty_strided(*layout) for layout in plan.made)]
+        scratch = device.empty_strided((self.source.scratch,), (1,), torch.uint8).data_ptr() if self.source.scratch else 0
+        starts = [tensors[n].data_ptr() - before for n, before in plan.starts]
+        program, stream = self._program_for(starts), device.stream()
+        for launch, function in zip(program.source.launches, program.functions):
+            arguments = tuple([starts[plan.number[b.storage]] if b is not None else scratch + offset
+                               for b, offset in zip(launch.buffers, launch.offsets)])
+            function((launch.grid, 1, 1), (launch.block, 1, 1), arguments, 0, stream)
+        return [plan.result(o, tensors) for o in plan.outputs]
+
+    def _program_for(self, starts: list[int]) -> "_Program":
+        if not any(start % ALIGNED for start in starts):
+            return self._program
+        if self._scalar is None:
+            self._scalar = _Program(cuda_source(self.region, aligned=False), self.cache, self.device)
+        return self._scalar
+
+
+class _Program:
+    """The functions of a source's launches, loaded."""
+
+    def __init__(self, source: CudaSource, cache: CubinCache, device: Device) -> None:
+        self.source = source
+        self.module = device.load(cache.load(source.text, device.arch))
+        self.functions = [self.module.get_function(launch.name) for launch in source.launches]
+
+
+class _Plan:
+    """Which tensor holds which storage. starts: (tensor, bytes before its data) of each; made: layouts of what is allocated."""
+
+    def __init__(self, region: BoundSymbol, source: CudaSource) -> None:
+        roots = list(source.made.values())
+        self.outputs = region.tensor_outputs
+        self.made = [(p.shape, p.stride, p.dtype) for p in roots]
+        self.proxies: list[TensorProxy] = [*region.args, *roots]
+        self.number: dict[int, int] = {}
+        self.starts: list[tuple[int, int]] = []
+        for n, p in enumerate(self.proxies):
+            if p.storage not in self.number:
+                self.number[p.storage] = len(self.starts)
+                self.starts.append((n, p.bytes.offset if p.numel else 0))
+
+    def result(self, o: TensorProxy, tensors: list[torch.Tensor]) -> torch.Tensor:
+        n = self.starts[self.number[o.storage]][0]
+        p, t = self.proxies[n], tensors[n]
+        if (o.shape, o.stride, o.offset) == (p.shape, p.stride, p.offset):
+            return t
+        return t.as_strided(o.shape, o.stride, t.storage_offset() + o.offset - p.offset)
+
