@@ -64,7 +64,7 @@ def cuda_source(region: BoundSymbol, aligned: bool = True) -> CudaSource:
             scratch = max(scratch, used)
     text = "\n\n".join(t.replace("NAME", n) for t, n in names.items())
     where = _where(region) if any(k.checks for k in kernels) else []
-    return CudaSource(with_helpers("\n".join([*where, text]), "prelude.cu"), tuple(launches), nests.made_storages, tuple(kernels),
+    return CudaSource("\n".join([*where, with_helpers(text, "prelude.cu")]), tuple(launches), nests.made_storages, tuple(kernels),
                       scratch, any(k.checks for k in kernels), aligned)
 
 
