@@ -24,9 +24,9 @@ from tracejit.ir.proxy import TensorProxy
 
 HERE = Path(__file__).parent
 ORDERS = {"numbered": 0, "reversed": 1, "random": 2}
-FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-fwrapv", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-math-errno",
+FLAGS = ("-std=c++17", "-O1", "-fPIC", "-w", "-fwrapv", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-math-errno",
          "-fnon-call-exceptions", "-march=x86-64-v3")
-UNDEFINED = ("-fsanitize=shift,bounds,alignment,null,unreachable", "-fsanitize-undefined-trap-on-error")
+UNDEFINED = ("-fsanitize=shift,bounds", "-fsanitize-undefined-trap-on-error")
 
 
 class ShimError(AssertionError):
@@ -86,7 +86,7 @@ def _entry(name: str, types: list, synchronizes: bool) -> str:
 {shadows}
 {made}
   void *a[] = {{{", ".join(f"&m{n}" for n in range(len(types)))}}};
-  return shim::launch("{name}", {int(synchronizes)}, [](void **a) {{ {name}({given}); }}, a, grid, width, *o, message);
+  return shim::launch("{name}", {int(synchronizes)}, [](void **a) {{ {name}({given}); }}, a, grid, width, *o, message, shim::shared_arrays);
 }}"""
 
 
@@ -99,25 +99,30 @@ def _directory() -> Path:
 
 @lru_cache(None)
 def _header() -> Path:
-    """The header, compiled once: it is most of what there is to compile."""
-    text = (HERE / "shim.h").read_text()
-    key = hashlib.sha256("".join([text, *FLAGS, *UNDEFINED] ).encode()).hexdigest()[:16]
-    header = _directory() / f"shim-{key}.h"
-    if not header.with_suffix(".h.gch").exists():
+    """The header and what runs threads, compiled once."""
+    text, runtime = (HERE / "shim.h").read_text(), (HERE / "shim.cpp").read_text()
+    key = hashlib.sha256("".join([text, runtime, *FLAGS, *UNDEFINED]).encode()).hexdigest()[:16]
+    own = _directory() / key
+    own.mkdir(exist_ok=True)
+    header, library = own / "shim.h", own / "libshim.so"
+    if not library.exists():
         _write(header, text)
-        _gcc("-x", "c++-header", str(header), made=header.with_suffix(".h.gch"))
+        _write(own / "shim.cpp", runtime)
+        _gcc(*UNDEFINED, "-x", "c++-header", str(header), made=own / "shim.h.gch")
+        _gcc("-shared", "-x", "c++", str(own / "shim.cpp"), made=library)
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     return header
 
 
 def _write(path: Path, text: str) -> None:
-    own = path.with_suffix(f".{os.getpid()}")
+    own = path.with_name(f"{path.name}.{os.getpid()}")
     own.write_text(text)
     os.replace(own, path)
 
 
 def _gcc(*arguments: str, made: Path) -> None:
-    own = made.with_suffix(f".{os.getpid()}.tmp")
-    done = subprocess.run(["g++", *FLAGS, *UNDEFINED, *arguments, "-o", str(own)],
+    own = made.with_name(f"{made.name}.{os.getpid()}.tmp")
+    done = subprocess.run(["g++", *FLAGS, *arguments, "-o", str(own)],
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[:4000]
     os.replace(own, made)
@@ -127,12 +132,12 @@ def _gcc(*arguments: str, made: Path) -> None:
 def library(text: str) -> ctypes.CDLL:
     header = _header()
     whole = translated(re.sub(r"#include <cuda_\w+\.h>\n", "", text))
-    key = hashlib.sha256((header.name + whole).encode()).hexdigest()[:24]
+    key = hashlib.sha256((str(header) + whole).encode()).hexdigest()[:24]
     made = _directory() / f"{key}.so"
     if not made.exists():
         source = made.with_suffix(".cpp")
         _write(source, whole)
-        _gcc("-include", str(header), str(source), made=made)
+        _gcc(*UNDEFINED, "-shared", "-include", str(header), str(source), made=made)
     return ctypes.CDLL(str(made))
 
 
