@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <type_traits>
 #include <ucontext.h>
 #include <vector>

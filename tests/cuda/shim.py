@@ -78,9 +78,10 @@ def _synchronizes(text: str, name: str) -> bool:
 
 def _entry(name: str, types: list, synchronizes: bool) -> str:
     made = "\n".join(
-        f"  shim::Memory<{c or ''}{t}> m{n} = {{({c or ''}{t} *)b[{n}].start, b[{n}].bytes / (int64_t)sizeof({t}), &b[{n}], s{n}.data(), \"{p}\"}};"
-        for n, (c, t, p) in enumerate(types))
-    shadows = "\n".join(f"  std::vector<shim::Shadow> s{n}(b[{n}].bytes / sizeof({t}));" for n, (_, t, _) in enumerate(types))
+        f"  shim::Memory<{c or ''}{t}> m{n} = {{({c or ''}{t} *)b[{n}].start, b[{n}].bytes / (int64_t)sizeof({t}), &b[{n}], "
+        f"shadows[(uint64_t)b[{n}].start].data(), \"{p}\"}};" for n, (c, t, p) in enumerate(types))
+    shadows = "\n".join(f"  shadows[(uint64_t)b[{n}].start].resize(b[{n}].bytes / sizeof({t}));" for n, (_, t, _) in enumerate(types))
+    shadows = f"  std::map<uint64_t, std::vector<shim::Shadow>> shadows;   // one for all pointers to the same memory\n{shadows}"
     given = ", ".join(f"shim::Pointer<{c or ''}{t}>{{(const shim::Memory<{c or ''}{t}> *)a[{n}], 0}}" for n, (c, t, _) in enumerate(types))
     return f"""extern "C" int launch_{name}(shim::Buffer *b, unsigned grid, unsigned width, const shim::Options *o, char *message) {{
 {shadows}
