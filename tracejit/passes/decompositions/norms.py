@@ -19,9 +19,10 @@ def normalised(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, 
 @rule(aten.native_layer_norm.default)
 def layer_norm(x, shape, weight, bias, eps):
     dims = list(range(x.dim() - len(shape), x.dim()))
+    weight, bias = (None if t is None else wide(t) for t in (weight, bias))      # before the rows that read them
     y, mean, rstd = normalised(wide(x), dims, eps)
-    y = y if weight is None else y * wide(weight)
-    return (y if bias is None else y + wide(bias)), mean, rstd
+    y = y if weight is None else y * weight
+    return (y if bias is None else y + bias), mean, rstd
 
 
 @rule(aten.native_layer_norm_backward.default)
