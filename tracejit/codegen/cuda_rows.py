@@ -110,7 +110,7 @@ def row(k: Kernel, vector: bool) -> list[Function]:
     for n, stage in enumerate(k.stages):
         _row_stage(w, k, n, stage, body, lanes, team, loops, kept)
     grid = -(-k.outer_size // team.rows)
-    return [function(k, w, body, grid, team.threads, MOST_THREADS // team.threads)]
+    return [function(k, w, body, grid, team.threads)]
 
 
 def _row_chunk(k: Kernel, vector: bool) -> tuple[Chunk, list[Var]]:

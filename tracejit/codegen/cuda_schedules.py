@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Callable, Iterable
 
 from .c import Block, Writer
@@ -26,7 +27,15 @@ def function(k: Kernel, w: Writer, body: Block, grid: int, block: int, resident:
     parameters = (*parameters_of(k, w.pointers, w.d), *scratch)
     bounds = f"{block}, {resident}" if resident else f"{block}"
     head = f'extern "C" __global__ void __launch_bounds__({bounds}) NAME({", ".join(p.text for p in parameters)}) {{'
-    return Function("\n".join([head, *Block([body]).text(), "}"]), parameters, grid, block)
+    return Function(_short("\n".join([head, *Block([body]).text(), "}"])), parameters, grid, block)
+
+
+def _short(text: str) -> str:
+    """Loop variables that passes made have long numbers: they get the next short ones."""
+    taken = {32, 64} | {int(n) for n in re.findall(r"\bi(\d{1,3})\b", text)}
+    free = (n for n in range(1000) if n not in taken)
+    names = {long: f"i{next(free)}" for long in dict.fromkeys(re.findall(r"\bi\d{4,}\b", text))}
+    return re.sub(r"\bi\d{4,}\b", lambda m: names[m[0]], text)
 
 
 def place(w: Writer, block: Block, at: str, loops: list[Var]) -> None:
