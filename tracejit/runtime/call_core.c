@@ -327,6 +327,7 @@ static PyObject *call(PyObject *self, PyObject *const *arguments, size_t flagged
   key_open(&key);
   int told = key_words(&key, arguments, count, names), ran = 0;
   if (!told) PyErr_Clear();
+  for (int64_t i = 0; i < key.found; i++) Py_IncRef(key.tensors[i]);       /* another thread may empty the list they are in */
   if (told && capsule) {
     Py_IncRef(capsule);
     Table *t = PyCapsule_GetPointer(capsule, 0);
@@ -342,6 +343,7 @@ static PyObject *call(PyObject *self, PyObject *const *arguments, size_t flagged
     Py_DecRef(capsule);
   }
   if (!ran && !(result = missed(self, arguments, count, names, told ? &key : 0))) trim_error(0);
+  for (int64_t i = 0; i < key.found; i++) Py_DecRef(key.tensors[i]);
   key_close(&key);
   return result;
 }
