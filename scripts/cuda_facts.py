@@ -38,8 +38,8 @@ HEADLINES = [
 ]
 
 
-def least_bytes(workload, args, fused_only):
-    """Arguments and results once, and what is written in place; with calls left to torch, what stands between them too."""
+def least_bytes(workload, args):
+    """Arguments and results once, and what is written in place."""
     if workload.moved is not None:
         return workload.moved
     copies = torch.utils._pytree.tree_map(lambda a: a.clone() if isinstance(a, torch.Tensor) else a, args)
@@ -58,7 +58,7 @@ def facts(workload, arch):
     moved = sum(k.bytes_read + k.bytes_written for k in lowered.kernels)
     return {
         "workload": workload.name, "regions": len(lowered.kernels), "launches": sum(len(k.launches) for k in lowered.kernels),
-        "left to torch": left, "bytes": moved, "least": least_bytes(workload, args, left == 0),
+        "left to torch": left, "bytes": moved, "least": least_bytes(workload, args),
         "registers": max((f.registers for f in found), default=0), "shared": max((f.shared for f in found), default=0),
         "spills": sum(f.spills for f in found), "widest": max((w for f in found for w in (*f.loads, *f.stores)), default=0),
     }
