@@ -64,7 +64,8 @@ class LoweredKernel:
         return nvrtc.facts_of(self.compiled())
 
     def __repr__(self) -> str:
-        return f"<CUDA kernel {self.name}: {len(self.launches)} launches, {self.bytes_read} bytes read, {self.bytes_written} written>"
+        moved = f"{self.bytes_read} bytes read, {self.bytes_written} written"
+        return f"<CUDA kernel {self.name}: {len(self.launches)} launches, {moved}>"
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +109,8 @@ class _NotHere:
         raise TraceError("a program that was lowered for another device does not run")
 
 
-def lower(fn: Callable, *args: Any, device: str = "cuda", arch: str = "sm_90", single_ops: bool = True, **kwargs: Any) -> Lowered:
+def lower(fn: Callable, *args: Any, device: str = "cuda", arch: str = "sm_90", single_ops: bool = True,
+          **kwargs: Any) -> Lowered:
     """The traces and CUDA kernels of `fn(*args, **kwargs)` on a device that need not be here. Nothing runs.
 
     Args:

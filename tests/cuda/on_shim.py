@@ -3,8 +3,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
 import shim
 from proof import ARCHITECTURES, assert_compiled
 from tracejit.codegen.cuda_source import cuda_source

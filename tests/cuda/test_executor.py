@@ -2,6 +2,7 @@
 import sys
 import types
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from tracejit.errors import FallbackWarning
 from tracejit.executors import cupy as executor
 from tracejit.executors.cubins import CubinCache
 from tracejit.executors.cupy import CudaRegion, CupyExecutor, Device
+from tracejit.inspection.kernels import Kernel
+from tracejit.ir.symbol import Symbol
 
 pytestmark = needs_nvrtc
 
@@ -157,6 +160,12 @@ def test_raw_kernels_are_loaded_from_the_cubin(tmp_path, device, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(RawModule=RawModule))
     region = region_of(lambda x: x.sum(), torch.randn(200_000), cache=CubinCache(tmp_path), device=device)
     assert region.raw_kernels() == [("raw", "k0"), ("raw", "k1")] and made[0] == device.modules[0].cubin
+    shown = Kernel(replace(region.region, sym=Symbol("cupy_region0", region)))
+    assert shown.raw_kernel() == [("raw", "k0"), ("raw", "k1")] and shown.source == region.source.text
+    f = tracejit.jit(lambda x: torch.relu(x) * 2 + 1, executors=["cpu"])
+    f(torch.randn(64))
+    with pytest.raises(tracejit.TraceError, match="cpu"):
+        f.kernels[0].raw_kernel()
 
 
 def test_lower_runs_nothing_and_says_so():

@@ -1,7 +1,7 @@
 """The CUDA dialect: CUDA C++ for NVRTC, one or more `__global__` functions a kernel.
 
 Everything up to the renderer is the CPU's: kernel IR, op table, expressions. Spellings that differ, and what a thread, a
-warp and a block do (`cuda_schedules`, `cuda_rows`), are the dialect's own.
+warp and a block do (`cuda_schedules`, `cuda_rows`, `cuda_columns`), are the dialect's own.
 """
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Optional
 import torch
 
 from .dialect import Dialect, literal
-from .index import Index, Quotient, Remainder, Var, bounds
+from .index import Index, Quotient, Remainder, bounds
 from .kernel import Buffer, Kernel
 from .lower import Sharing
 from .primitives import PRIMITIVES
@@ -30,14 +30,14 @@ class CudaDialect(Dialect):
     letter = {"float": "f", "double": "d", "i64": "l", "int": "i", "short": "h", "signed char": "b", "u8": "u", "bool": "B"}
     primitives = {
         **PRIMITIVES, "rsqrt": "rsqrt{f}({0})", "isinf.real": "isinf({0})", "isfinite.real": "isfinite({0})",
-        "maximum": "({0} > {1} || {0} != {0} ? {0} : {1})",
     }
 
     def __init__(self, index_type: str) -> None:
         self.index_type = index_type
 
     def load(self, dtype: torch.dtype, at: str) -> str:
-        return {torch.bfloat16: f"tj_from_bf16({at})", torch.float16: f"tj_from_f16({at})", torch.bool: f"({at} != 0)"}.get(dtype, at)
+        spelled = {torch.bfloat16: f"tj_from_bf16({at})", torch.float16: f"tj_from_f16({at})", torch.bool: f"({at} != 0)"}
+        return spelled.get(dtype, at)
 
     def store(self, dtype: torch.dtype, value: str) -> str:
         return {torch.bfloat16: f"tj_to_bf16({value})", torch.float16: f"tj_to_f16({value})"}.get(dtype, value)

@@ -150,7 +150,7 @@ def pointwise(k: Kernel, vector: bool) -> list[Function]:
     body = Block()
     if not k.inner:
         w.straight(body, lambda: w.stores(stores))
-        return [function(k, w, Block([f"if (blockIdx.x + threadIdx.x) return;", *body]), 1, 1)]
+        return [function(k, w, Block(["if (blockIdx.x + threadIdx.x) return;", *body]), 1, 1)]
     v = k.inner[0]
     width = width_of(k, v, heavy_operations(k), not k.outer) if vector else 1
     rest = v.size % width

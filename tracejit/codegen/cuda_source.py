@@ -10,7 +10,8 @@ from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol
 from .cpu import with_helpers
 from .cuda import SHARING, Function, Parameter, narrow
-from .cuda_rows import column, row, whole
+from .cuda_columns import column, whole
+from .cuda_rows import row
 from .cuda_schedules import pointwise
 from .kernel import Buffer, Kernel
 from .nests import Nests

@@ -76,7 +76,7 @@ class CupyExecutor(Executor):
             if check_traces():
                 raise
             where = next((str(b.source) for b in region.subsymbols if b.source.file), "")
-            warnings.warn(f"no CUDA kernels: {error} {f'(for {where})' if where else ''}", FallbackWarning, stacklevel=2)
+            warnings.warn(f"no CUDA kernels: {error}{f' (for {where})' if where else ''}", FallbackWarning, stacklevel=2)
             return None
         return replace(region, sym=Symbol(region.sym.name, run), executor=self.name)
 
@@ -88,7 +88,9 @@ def missing() -> str:
         importlib.import_module("cupy")
     except ImportError as error:
         return f"CuPy does not import ({error}): pip install cupy-cuda12x"
-    return "" if nvrtc.is_available() else "NVRTC or its headers are missing: pip install nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12"
+    if not nvrtc.is_available():
+        return "NVRTC or its headers are missing: pip install nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12"
+    return ""
 
 
 def _device_of(region: BoundSymbol) -> int:

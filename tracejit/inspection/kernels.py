@@ -71,6 +71,16 @@ class Kernel:
         """Run it on tensors laid out as `trace.inputs` say; memory among them is written."""
         return self.region.sym.fn(*tensors)
 
+    def raw_kernel(self) -> list:
+        """Of a CUDA kernel: a `cupy.RawKernel` for each of its launches, in order, to be taken away and called elsewhere.
+
+        `region.sym.fn.source.launches` say with which grid, block and buffers. TraceError for a kernel of another device.
+        """
+        made = getattr(self.region.sym.fn, "raw_kernels", None)
+        if made is None:
+            raise TraceError(f"kernel {self.name} is of the executor {self.executor!r}: only those of 'cupy' are raw kernels")
+        return made()
+
     def seconds(self, samples: int = 11) -> float:
         """Median time of a launch on made-up inputs."""
         tensors = sample_inputs(self.region)
