@@ -18,6 +18,7 @@ from .passes.cse import cse
 from .passes.dce import dce
 from .passes.functionalize import functionalize
 from .passes.inplace_check import inplace_check
+from .passes.versions import versions
 from .runtime.instrument import TOPICS, instrument
 
 Stage = tuple[str, Callable[[Trace], Trace]]
@@ -46,6 +47,7 @@ def lower(capture: Capture, options: Options) -> list[Trace]:
     run_stages(placing, traces)
     checked(traces[-1], by_user=options.executors is not None)
     prove(traces[-1], reference, options)
+    traces[-1] = versions(traces[-1], capture.ops)
     if log_topics() & TOPICS:
         traces[-1] = instrument(traces[-1], log_topics())
     return traces

@@ -3,12 +3,14 @@ import copy
 
 import torch
 import torch.utils._pytree as pytree
+from torch.utils.weak import WeakIdKeyDictionary
 
 import tracejit
 from tests.fuzz.rounding import INEXACT
 
 from .harness import relations
 
+VERSIONS = WeakIdKeyDictionary()         # of the tensors that run() was given, before it
 INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -84,9 +86,25 @@ def strided(leaves, name):
             if isinstance(t, torch.Tensor) and t.layout == torch.strided]
 
 
+def counted(tree):
+    """The tensors that count their versions."""
+    return [t for t in pytree.tree_leaves(tree) if isinstance(t, torch.Tensor) and not t.is_inference()]
+
+
+def version_problems(call_want, call_got):
+    """Writes that autograd was told of in one call and not in the other: then it would use what was saved before them.
+
+    Told of more, it refuses more: batch_norm updates its statistics without telling it, and tracejit tells it.
+    """
+    written_want, written_got = ([t._version > VERSIONS[t] for t in counted(call)] for call in (call_want, call_got))
+    return [f"input {i}: autograd was told of a write, and is not"
+            for i, (a, b) in enumerate(zip(written_want, written_got)) if a and not b]
+
+
 def run(fn, args, kwargs, seed=0):
     """(result or None, error or None, generator state afterwards) of one call."""
     torch.manual_seed(seed)
+    VERSIONS.update((t, t._version) for t in counted((args, kwargs)))
     result = error = None
     try:
         result = fn(*args, **kwargs)
@@ -105,6 +123,7 @@ def call_problems(call_want, want, call_got, got, values=True):
     problems += _leaf_problems(inputs_want, inputs_got, "input", values)
     if error_want is not None:
         return problems
+    problems += version_problems(call_want, call_got)
     leaves_want, spec_want = pytree.tree_flatten(result_want)
     leaves_got, spec_got = pytree.tree_flatten(result_got)
     if spec_want != spec_got:

@@ -1,5 +1,6 @@
 """A region's compiled kernels as a callable: allocate what it makes, pass pointers, return the results.
 
+What autograd saved must know that it was written: the versions of written arguments go up, as eager's do.
 Done by a launcher in C, one for all regions, where torch tells it how to find a tensor's data; else in Python.
 """
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 import torch
+from torch.autograd.graph import increment_version
 
 from ..codegen.source import ENTRY, Source
 from ..errors import TraceError
@@ -81,6 +83,7 @@ class _Layout:
             number.setdefault(p.storage, n)
         self.number = {**number, **{p.storage: len(self.args) + n for n, p in enumerate(self.made)}}
         self.buffers = [(self.number[b.storage], self._start(b.storage)) for b in source.buffers]
+        self.written = [self.number[s] for s in dict.fromkeys(w.storage for w in region.written)]
         work = sum(k.bytes_read + k.bytes_written + k.operations for k in source.kernels)
         self.unlocked = work > UNLOCKED
 
@@ -106,9 +109,9 @@ def _fail(code: int) -> None:
 # ------------------------------------------------------------ in C
 
 class _Descriptor(ctypes.Structure):
-    _fields_ = ([(n, ctypes.c_void_p) for n in ("entry", "data", "threads", "fail")]
-                + [(n, ctypes.c_long) for n in ("arguments", "made", "buffers", "results", "unlocked")]
-                + [(n, ctypes.c_void_p) for n in ("buffer", "offset", "result", "makers", "maker_arguments", "maker_counts")])
+    _fields_ = ([(n, ctypes.c_void_p) for n in ("entry", "data", "threads", "fail", "changed")]
+                + [(n, ctypes.c_long) for n in ("arguments", "made", "buffers", "results", "unlocked", "writes")]
+                + [(n, ctypes.c_void_p) for n in ("buffer", "offset", "result", "written", "makers", "maker_arguments", "maker_counts")])
 
 
 @lru_cache(None)
@@ -130,13 +133,13 @@ def _launch_in_c(layout: _Layout, library: ctypes.CDLL) -> Optional[Callable[...
     arguments = [_objects(args) for _, args in layout.makers]
     parts = {
         "buffer": _longs([n for n, _ in layout.buffers]), "offset": _longs([start for _, start in layout.buffers]),
-        "result": _longs([layout.number[o.storage] for o in layout.outputs]), "makers": _objects([f for f, _ in layout.makers]),
+        "result": _longs([layout.number[o.storage] for o in layout.outputs]), "written": _longs(layout.written), "makers": _objects([f for f, _ in layout.makers]),
         "maker_arguments": (ctypes.c_void_p * max(len(arguments), 1))(*map(ctypes.addressof, arguments)),
         "maker_counts": _longs([len(args) for _, args in layout.makers]),
     }
     threads = id(torch.get_num_threads) if layout.source.threads > 1 else None
-    descriptor = _Descriptor(entry, tensor_data_function, threads, id(_fail), len(layout.args), len(layout.made), len(layout.buffers),
-                             len(layout.outputs), layout.unlocked, **{n: ctypes.addressof(p) for n, p in parts.items()})
+    descriptor = _Descriptor(entry, tensor_data_function, threads, id(_fail), id(increment_version), len(layout.args), len(layout.made),
+                             len(layout.buffers), len(layout.outputs), layout.unlocked, len(layout.written), **{n: ctypes.addressof(p) for n, p in parts.items()})
     owned = (ctypes.addressof(descriptor), descriptor, parts, arguments, layout.makers, library)
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.argtypes, make.restype = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p], ctypes.py_object
@@ -157,7 +160,7 @@ def _objects(values: Any) -> ctypes.Array:
 def _launch_in_python(layout: _Layout, library: ctypes.CDLL) -> Callable[..., list]:
     entry = library[ENTRY]
     entry.restype, entry.argtypes = ctypes.c_int, [ctypes.c_int, ctypes.c_void_p]
-    scope: dict[str, Any] = {"entry": entry, "threads": torch.get_num_threads, "fail": _fail,
+    scope: dict[str, Any] = {"entry": entry, "threads": torch.get_num_threads, "fail": _fail, "changed": increment_version,
                              "Table": ctypes.c_void_p * max(len(layout.buffers), 1)}
     lines = [f"def launch({', '.join(f'x{n}' for n in range(len(layout.args)))}):"]
     for n, (function, arguments) in enumerate(layout.makers, len(layout.args)):
@@ -168,6 +171,8 @@ def _launch_in_python(layout: _Layout, library: ctypes.CDLL) -> Callable[..., li
     if pointers:
         lines.append(f"    bad = entry(threads(), Table({pointers}))")
         lines += ["    if bad:", "        fail(bad)"]
+    if layout.written:
+        lines.append(f"    changed(({', '.join(f'x{n}' for n in layout.written)},))")
     lines.append(f"    return [{', '.join(_result(o, layout) for o in layout.outputs)}]")
     exec(compile("\n".join(lines), "<launch>", "exec"), scope)
     return scope["launch"]

@@ -6,23 +6,38 @@ typedef struct { const char *name; void *function; int flags; const char *doc; }
 extern PyObject _Py_NoneStruct;
 extern void Py_IncRef(PyObject *), Py_DecRef(PyObject *);
 extern PyObject *PyObject_Vectorcall(PyObject *, PyObject *const *, unsigned long, PyObject *), *PyTuple_GetItem(PyObject *, Py_ssize_t);
-extern PyObject *PyLong_FromLong(long), *PyList_New(Py_ssize_t);
+extern PyObject *PyLong_FromLong(long), *PyList_New(Py_ssize_t), *PyTuple_New(Py_ssize_t);
 extern void *PyLong_AsVoidPtr(PyObject *), *PyEval_SaveThread(void);
 extern long PyLong_AsLong(PyObject *);
-extern int PyList_SetItem(PyObject *, Py_ssize_t, PyObject *);
+extern int PyList_SetItem(PyObject *, Py_ssize_t, PyObject *), PyTuple_SetItem(PyObject *, Py_ssize_t, PyObject *);
 extern void PyEval_RestoreThread(void *);
 
 /* Tensors are numbered: the arguments, then what is made. `makers`: a callable and its `arguments` for each tensor made.
-   threads: a callable that tells how many there are, 0 when the work is one thread's; unlocked: let other threads run. */
+   threads: a callable that tells how many there are, 0 when the work is one thread's; unlocked: let other threads run.
+   written: of each storage that is written, a tensor, given to `changed` afterwards: autograd must know. */
 typedef struct {
   int (*entry)(int, void *const *);
   void *(*data)(PyObject *);
-  PyObject *threads, *fail;
-  long arguments, made, buffers, results, unlocked;
-  const long *buffer, *offset, *result;
+  PyObject *threads, *fail, *changed;
+  long arguments, made, buffers, results, unlocked, writes;
+  const long *buffer, *offset, *result, *written;
   PyObject *const *makers, *const *const *maker_arguments;
   const long *maker_counts;
 } Region;
+
+static int tell_autograd(const Region *r, PyObject *const *tensors) {
+  PyObject *written = PyTuple_New(r->writes), *done;
+  if (!written) return -1;
+  for (long i = 0; i < r->writes; i++) {
+    Py_IncRef(tensors[r->written[i]]);
+    PyTuple_SetItem(written, i, tensors[r->written[i]]);
+  }
+  done = PyObject_Vectorcall(r->changed, &written, 1, 0);
+  Py_DecRef(written);
+  if (!done) return -1;
+  Py_DecRef(done);
+  return 0;
+}
 
 static int run(const Region *r, PyObject *const *tensors) {
   void *pointers[r->buffers + 1], *state = 0;
@@ -43,7 +58,7 @@ static int run(const Region *r, PyObject *const *tensors) {
     if (failed) Py_DecRef(failed);
     return failed ? 0 : -1;
   }
-  return 0;
+  return r->writes ? tell_autograd(r, tensors) : 0;
 }
 
 static PyObject *launch(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {

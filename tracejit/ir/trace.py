@@ -139,6 +139,11 @@ class Trace:
         """The fusion regions, in order."""
         return [b for b in self.bound_symbols if b.is_region]
 
+    @cached_property
+    def written_storages(self) -> frozenset[int]:
+        """Storages that some call writes: the only ones whose accesses have an order."""
+        return frozenset(w.storage for b in self.bound_symbols for w in b.written)
+
     def count(self, name: str) -> int:
         """How many calls of an op, such as "copy_", there are, inside fusion regions too."""
         return sum(name in (b.sym.packet, b.sym.name) for b in walk(self.bound_symbols))

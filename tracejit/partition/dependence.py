@@ -74,15 +74,10 @@ def is_view(b: BoundSymbol) -> bool:
     return all(o.storage in storages for o in b.tensor_outputs)
 
 
-def written_storages(trace: Trace) -> frozenset[int]:
-    """Storages that some call writes: the only ones whose accesses have an order."""
-    return frozenset(w.storage for b in trace.bound_symbols for w in b.written)
-
-
 # ---------------------------------------------------------------- memory
 
 def _memory_edges(graph: Dependence, trace: Trace) -> None:
-    storages = {s: _Storage() for s in written_storages(trace)}
+    storages = {s: _Storage() for s in trace.written_storages}
     if not storages:
         return
     born = {p.storage for p in trace.inputs}

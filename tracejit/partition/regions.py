@@ -39,7 +39,7 @@ from ..ir.symbol import Symbol
 from ..ir.trace import BoundSymbol, Trace
 from ..options import fuel
 from ..passes.dce import has_effect
-from .dependence import Dependence, dependence, is_view, written_storages
+from .dependence import Dependence, dependence, is_view
 from .groups import ROW_GATHERS, Group, Membership
 from .merging import merge, most_calls
 
@@ -72,7 +72,7 @@ class Calls:
 
     def __init__(self, trace: Trace, executors: Sequence[Any]) -> None:
         self.trace, self.executors, self.calls = trace, executors, trace.bound_symbols
-        self.memory = written_storages(trace)
+        self.memory = trace.written_storages
         self.taker = [self._taker(b) for b in self.calls]
         self.free = [t is not None and _costs_nothing(b) for t, b in zip(self.taker, self.calls)]
         self.maker: dict[TensorProxy, int] = {}
