@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracejit.ir.memory import EXACT_LIMIT, ByteRegion, byte_region, covers, overlaps
+from tracejit.ir.memory import EXACT_LIMIT, ByteRegion, apart_modulo, byte_region, covers, overlaps
 from tracejit.ir.proxy import is_racy
 
 from cases.handmade import tensor
@@ -143,12 +143,32 @@ def test_large_dense_regions_are_exact():
 
 
 def test_large_strided_regions_err_on_the_safe_side():
-    even, odd = (byte_region(i, (BIG * BIG,), (2,), 4) for i in (0, 1))
-    assert overlaps(even, odd), "unsure: say that they meet"
-    assert not covers(even, odd)
+    first, rest = byte_region(0, (BIG * BIG, 3), (5, 1), 4), byte_region(3, (BIG * BIG, 2), (5, 6), 4)
+    assert overlaps(first, rest), "unsure: say that they meet"
+    even = byte_region(0, (BIG * BIG,), (2,), 4)
+    assert not covers(even, first)
     assert covers(even, even) and not even.overlaps_itself and not even.dense
     windows = byte_region(0, (BIG, BIG), (3, 2), 4)
     assert windows.overlaps_itself
+
+
+def test_large_column_slices_are_told_apart():
+    left, right = (byte_region(i, (BIG, BIG // 2), (BIG, 1), 4) for i in (0, BIG // 2))
+    wider, across = byte_region(0, (BIG, BIG // 2 + 1), (BIG, 1), 4), byte_region(0, (BIG // 2, BIG), (1, BIG), 4)
+    assert not overlaps(left, right) and not overlaps(right, left) and not overlaps(across, right)
+    assert overlaps(wider, right) and overlaps(left, across)
+    even, odd = (byte_region(i, (BIG * BIG,), (2,), 4) for i in (0, 1))
+    assert not overlaps(even, odd) and overlaps(even, byte_region(0, (BIG * BIG,), (3,), 4))
+    heads = [byte_region(64 * h, (4, BIG, 64), (8 * 64 * BIG, 8 * 64, 1), 2) for h in range(8)]
+    assert not any(overlaps(a, b) for a, b in itertools.combinations(heads, 2))
+
+
+@many
+@given(regions(), regions(), st.integers(1, 12))
+def test_apart_modulo_is_right_about_every_pair(a, b, m):
+    first, second = ((r.offset, r.offset + r.itemsize) for r in (a, b))
+    met = {x % m for x in range(*first)} & {x % m for x in range(*second)}
+    assert apart_modulo(m, first, second) == (not met)
 
 
 def test_small_regions_with_far_ends_are_exact():

@@ -11,6 +11,8 @@ from __future__ import annotations
 from math import gcd
 from typing import Iterator, NamedTuple, Optional, Union
 
+from ..ir.memory import apart_modulo
+
 
 class Var(NamedTuple):
     """A loop variable: 0 <= value < size."""
@@ -198,4 +200,9 @@ def through_memory(offset: Index, shape: tuple[int, ...], stride: tuple[int, ...
 def disjoint(a: Index, b: Index) -> bool:
     """Can the two never be equal, in whatever iterations?"""
     (a_low, a_high), (b_low, b_high) = bounds(a), bounds(b)
-    return a_high < b_low or b_high < a_low
+    if a_high < b_low or b_high < a_low:
+        return True
+    def within(index: Index, m: int) -> Bounds:
+        low, high = bounds(Index(index.constant, tuple((atom, c) for atom, c in index.terms if c % m)))
+        return low, high + 1
+    return any(apart_modulo(m, within(a, m), within(b, m)) for m in {abs(c) for _, c in (*a.terms, *b.terms)})

@@ -333,11 +333,16 @@ class _Scheduler:
 
     def _count(self, k: Kernel) -> None:
         """Bytes that must move, each element once, and operations."""
-        read: dict[str, int] = {}
+        read: dict[str, list[tuple[Index, int]]] = {}
         for e in self.loads:
             n = math.prod(v.size for v in variables(e)) * e.dtype.itemsize
-            read[e.extra[0]] = max(read.get(e.extra[0], 0), n)
-        k.bytes_read = sum(read.values())
+            known = read.setdefault(e.extra[0], [])
+            met = [k for k, (index, _) in enumerate(known) if not disjoint(index, e.index)]
+            if not met:
+                known.append((e.index, n))
+            elif n > known[met[0]][1]:
+                known[met[0]] = (e.index, n)
+        k.bytes_read = sum(n for loads in read.values() for _, n in loads)
         for s in self.stores:
             n = math.prod(a.size for a in atoms(s.index) if isinstance(a, Var))
             k.bytes_written += n * s.value.dtype.itemsize

@@ -11,7 +11,8 @@ from ..torch_private import empty_strided, storage_use_count
 LARGE = 8 << 20              # bytes from which an allocation is likely to be fresh pages
 PAGE = 2 << 20
 _ADVICE_HUGE_PAGES = 14      # MADV_HUGEPAGE
-KEPT_BYTES = 1 << 30         # of dropped results that all allocators together keep for the next call
+KEPT_BYTES = 1 << 30         # of dropped results that are kept for the next one of their size
+MOST_OF_A_SIZE = 8           # storages that the pool knows, in use or not
 
 
 def _madvise() -> Optional[Callable]:
@@ -22,13 +23,14 @@ def _madvise() -> Optional[Callable]:
 
 
 _MADVISE = _madvise()
-_kept: dict[int, int] = {}                                     # bytes by allocator
+_pool: dict[int, list[torch.UntypedStorage]] = {}              # by bytes, the newest last; a thread pops what it looks at
+_makers: dict[int, int] = {}                                   # how many there are for results of so many bytes
 
 
 def maker(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> tuple[Callable, tuple]:
     """(function, its arguments): a call returns an uninitialized tensor of this layout.
 
-    A large one takes its last result's storage again once nobody else holds it, and asks for huge pages otherwise.
+    A large one takes the storage of a dropped result of its size, whoever made it, and asks for huge pages otherwise.
     """
     nbytes = (1 + sum(s * (n - 1) for s, n in zip(stride, shape))) * dtype.itemsize if all(shape) else 0
     if nbytes < LARGE:
@@ -47,29 +49,46 @@ def _empty(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) 
 
 
 class _Recycler:
+    """Makes large tensors of one layout. The pool keeps storages of a size while somebody makes tensors of that size."""
+
     def __init__(self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, nbytes: int) -> None:
         self.shape, self.stride, self.dtype, self.nbytes = shape, stride, dtype, nbytes
-        self.held: list[torch.UntypedStorage] = []             # at most one; popped while a thread looks at it
+        _makers[nbytes] = _makers.get(nbytes, 0) + 1
 
     def take(self) -> torch.Tensor:
-        try:
-            held = self.held.pop()
-        except IndexError:
-            held = None
-        if held is not None and storage_use_count(held._cdata) == 1 and held.nbytes() >= self.nbytes:
-            made = torch.empty(0, dtype=self.dtype).set_(held, 0, self.shape, self.stride)
-            self.held.append(held)
+        held = _pool.setdefault(self.nbytes, [])
+        storage = _idle(held, self.nbytes)
+        if storage is not None:
+            made = torch.empty(0, dtype=self.dtype).set_(storage, 0, self.shape, self.stride)
+            held.append(storage)
             return made
-        _kept.pop(id(self), None)                              # the user keeps it: it is not ours to count
         made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype)
         advise_huge_pages(made.data_ptr(), self.nbytes)
-        if sum(_kept.values()) + self.nbytes <= KEPT_BYTES:
-            self.held[:] = [made.untyped_storage()]
-            _kept[id(self)] = self.nbytes
+        del held[:max(len(held) + 1 - MOST_OF_A_SIZE, 0)]      # the oldest are the user's by now
+        if sum(n * len(storages) for n, storages in [*_pool.items()]) + self.nbytes <= KEPT_BYTES:
+            held.append(made.untyped_storage())
         return made
 
     def __del__(self) -> None:
-        _kept.pop(id(self), None)
+        _makers[self.nbytes] -= 1
+        if not _makers[self.nbytes]:
+            _pool.pop(self.nbytes, None)
+
+
+def _idle(held: list[torch.UntypedStorage], nbytes: int) -> Optional[torch.UntypedStorage]:
+    """The newest of these storages that nobody else holds, taken out of the list."""
+    busy, found = [], None
+    while held and found is None:
+        try:
+            storage = held.pop()
+        except IndexError:                                     # another thread took it
+            break
+        if storage_use_count(storage._cdata) == 1 and storage.nbytes() >= nbytes:
+            found = storage
+        else:
+            busy.append(storage)
+    held += reversed(busy)
+    return found
 
 
 def advise_huge_pages(address: int, nbytes: int) -> None:

@@ -61,8 +61,23 @@ def _addresses(region: ByteRegion) -> np.ndarray:
     return np.unique((first[:, None] + np.arange(region.itemsize)).ravel())
 
 
+def apart_modulo(m: int, first: tuple[int, int], second: tuple[int, int]) -> bool:
+    """Can no number of one interval [start, end) be, modulo m, a number of the other?"""
+    between = (second[0] - first[0]) % m
+    return between >= first[1] - first[0] and between + second[1] - second[0] <= m
+
+
+def _apart_by_stride(a: ByteRegion, b: ByteRegion) -> bool:
+    """Column slices of one array: modulo the stride of its rows they lie side by side."""
+    def within(r: ByteRegion, m: int) -> tuple[int, int]:
+        return r.offset, r.offset + sum((n - 1) * s for n, s in zip(r.size, r.stride) if s % m) + r.itemsize
+    return any(apart_modulo(m, within(a, m), within(b, m)) for m in {*a.stride, *b.stride} if m)
+
+
 @lru_cache(1 << 14)
 def _meet(a: ByteRegion, b: ByteRegion) -> bool:
+    if _apart_by_stride(a, b):
+        return False
     if a.numel > EXACT_LIMIT or b.numel > EXACT_LIMIT:
         return True
     return bool(np.intersect1d(_addresses(a), _addresses(b), assume_unique=True).size)
