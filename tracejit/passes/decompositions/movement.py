@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .rules import aten, fits, rule
+from .rules import aten, fits, rule, writer
 
 
 @rule(aten.stack.default)
@@ -57,6 +57,33 @@ def repeat(x, repeats):
     spread = [m for r, n in zip(repeats, sizes) for m in (r, n)]
     copy = x.reshape(apart).expand(spread).clone(memory_format=torch.contiguous_format)
     return copy.view([r * n for r, n in zip(repeats, sizes)])
+
+
+def _masked(x: Tensor, indices: list[Optional[Tensor]], values: Tensor) -> Optional[tuple[Tensor, Tensor]]:
+    """`x[mask] = values` when every masked place takes the same values: (mask, values), which broadcast to x."""
+    if len(indices) != 1 or indices[0].dtype != torch.bool or values.dtype != x.dtype:
+        return None
+    mask = indices[0]
+    rest = x.dim() - mask.dim()
+    if mask.shape != x.shape[:mask.dim()] or values.dim() > rest and any(n != 1 for n in values.shape[:values.dim() - rest]):
+        return None
+    values = values.reshape(values.shape[max(values.dim() - rest, 0):])
+    return mask.reshape(*mask.shape, *[1] * rest), values
+
+
+@writer(aten.index_put_.default)
+def masked_put_(x, indices, values, accumulate=False):
+    put = masked_put(x, indices, values, accumulate)
+    return put if put is NotImplemented else x.copy_(put)
+
+
+@rule(aten.index_put.default)
+def masked_put(x, indices, values, accumulate=False):
+    found = _masked(x, indices, values)
+    if found is None:
+        return NotImplemented
+    mask, values = found
+    return torch.where(mask, x + values if accumulate else values, x)
 
 
 @rule(aten.slice_backward.default)
