@@ -310,6 +310,29 @@ def test_nan_in_reductions(name, dim):
         same(p, q) if name != "sum" else torch.testing.assert_close(p, q, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", NUMERIC, ids=str)
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_scans(dtype, dim):
+    x = random((5, 37, 66), dtype)
+    exact(lambda t: t.cumsum(dim), x)
+    exact(lambda t: t[:, ::3].cumsum(dim) * 2 + 1, x)
+    exact(lambda t: (t * 2).cumprod(dim), x.clamp(-1, 1))
+    exact(lambda t: torch.where(t > 0, t, 0).cumsum(dim)[1:, :, ::2] + 1, x)
+    exact(lambda t: t.cumsum(dim).flip(dim) + t.cumsum(0), x)
+
+
+def test_scans_between_reductions():
+    x, mask = random((33, 700), torch.float32), random((33, 700), torch.bool)
+    exact(lambda m: m.cumsum(-1) - 1, mask)
+    exact(lambda m: m.long().cumsum(-1).masked_fill(~m, 1), mask)
+    exact(lambda t: (t.cumsum(1) > 0).any(1), x)
+    exact(lambda t: (t - t.amax(1, True)).cumsum(1) + t.cumsum(1).amax(1, True), x)
+    exact(lambda t: t[:, :1].cumsum(1) + t[:1].cumsum(0), x)
+    exact(lambda t: t.cumsum(0).cumsum(1), x)
+    exact(lambda t: t.clone().add_(1).cumsum(1), x)
+    closer(fused(lambda t: F.softmax(t, -1).cumsum(-1), x), F.softmax(x, -1).cumsum(-1), F.softmax(x.double(), -1).cumsum(-1))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16], ids=str)
 def test_gathers(dtype):
     x, rows, cells = random((30, 40), dtype), torch.randint(0, 30, (5, 7)), torch.randint(0, 40, (30, 6))

@@ -59,7 +59,7 @@ class Writer:
             if waiting:
                 stack += waiting
                 continue
-            own = bool(variables(x) & self.moving) or self.lanes and x.op == "reduced"
+            own = bool(variables(x) & self.moving) or self.lanes and x.op == "reduced" or x.op == "running"
             self._moves[x] = own or any(self._moves[a] for a in x.args)
             seen.append(stack.pop())
         return self._moves[e]
@@ -136,6 +136,8 @@ class Writer:
             return self.d.checked(a[0], size, wraps, error, a[1] if len(a) > 1 else "1")
         if e.op == "nonzero":
             return self.d.nonzero(a[0], self.d.letter[self.d.register[e.dtype]], a[1] if len(a) > 1 else "1")
+        if e.op == "running":
+            return f"(run{e.number} {'+=' if e.extra == 'sum' else '*='} {a[0]})"
         if e.op == "cast":
             return self._cast(e, a[0])
         if e.op == "round":
@@ -297,7 +299,8 @@ class Writer:
             before, loop = Block(), Block()                    # each part of the range has names of its own
             self.scopes = [({}, before), ({}, loop)]
             body()
-            if self.d.vector_pragma and (shared is not None or end - first >= SHORT):
+            scans = any(e.op == "running" for r in roots for e in below(r))
+            if self.d.vector_pragma and not scans and (shared is not None or end - first >= SHORT):
                 before.append(self.d.vector_pragma + clause)
             before += [f"for (i64 i{v.number} = {low}; i{v.number} < {high}; i{v.number}++) {{", loop, "}"]
             block += ["{", before, "}"]

@@ -2,7 +2,7 @@
 
     kernel     ::= buffers  outer loops  inner loops  schedule  stage*
     stage      ::= reduction*  store*  after*          # one pass over the inner loops; `after`: stores once per outer iteration
-    expression ::= load(buffer, index [, guard]) | const | index | inside(index, low, high) | reduced(reduction)
+    expression ::= load(buffer, index [, guard]) | const | index | inside(index, low, high) | reduced(reduction) | running(expression)
                  | checked(expression) | select(condition, yes, no) | op(expression, ...)
 
 Expressions are interned: identity is equality. bf16 and f16 values live in float registers that always hold a rounded
@@ -95,7 +95,7 @@ class Stage:
 
 @dataclass
 class Kernel:
-    """schedule: pointwise | row | column | whole."""
+    """schedule: pointwise | row | column | whole | scan (as row, one element after another)."""
 
     buffers: dict[str, Buffer]
     outer: list[Var]                     # outermost first

@@ -114,6 +114,8 @@ class _Evaluation:
             return self._store(target, value, call)
         if row_of(call).kind == "reduction":
             self._reduce(call)
+        elif row_of(call).kind == "scan":
+            self._scan(call)
         for o in call.bsym.tensor_outputs:
             if wanted(o):
                 self._store(o, o, call)
@@ -157,6 +159,14 @@ class _Evaluation:
         for k in tensors:
             e = x.rounded(x.cast(made[k], call.outputs[k].dtype))
             self.values.reductions[call, k] = (e, row, dims, keepdim)
+
+    def _scan(self, call: Call) -> None:
+        p, (dims, _) = call.tensors[0], reduced_dims(call)
+        index = self._full_index(p.shape)
+        along = {a for d in dims for a in atoms(index[d]) if isinstance(a, Var)}
+        if along != {v for v in self.inner if v.size != 1} or len(along) > 1 or p.numel != self.nest.size:
+            raise CannotLower("a scan along another dim than the kernel's", call.position)
+        self.values.scans[call] = row_of(call).build(self.values.x, self.values.read(p, index, call), call), index
 
     def _reduction(self, kind: str, value: Expr) -> Expr:
         known = next((r for r in self.reductions if r.kind == kind and r.value is value), None)
@@ -239,7 +249,7 @@ class _Scheduler:
         stages = self._stages()
 
         k = Kernel(self._buffers(), outer, inner, schedule, stages, self.all)
-        k.kept = self._kept(used) if schedule == "row" and len(inner) == 1 else {}
+        k.kept = self._kept(used) if schedule in ("row", "scan") and len(inner) == 1 else {}
         k.tile = self._tile(k) if schedule == "pointwise" else None
         k.checks = any(e.op in CHECKS for e in self.all)
         self._count(k)
@@ -293,6 +303,8 @@ class _Scheduler:
     def _schedule(self) -> tuple[str, list[Var], list[Var]]:
         if not self.reductions and self.nest.reduced is None:
             return "pointwise", self.outer[:-1], self.outer[-1:]
+        if any(e.op == "running" for e in self.all):
+            return "scan", self.outer, self.inner
         if self.nest.shares_rows:
             return "whole", self.outer, self.inner
         columns = self.inner and self.outer and self._unit(self.outer) and not self._unit(self.inner)

@@ -76,7 +76,7 @@ class Nests:
         """(shape, reduced dims, size) of the iterations of a call."""
         if c.is_store:
             return c.tensors[1].shape, None, c.tensors[1].numel
-        if row_of(c).kind == "reduction":
+        if row_of(c).kind in ("reduction", "scan"):
             return c.tensors[0].shape, reduced_dims(c)[0], c.tensors[0].numel
         return c.out.shape, None, c.out.numel
 
@@ -217,7 +217,7 @@ class Nests:
             fresh = Nest(shape, reduced, [c], split=True, sharing=self.sharing)
             self.nests.insert(k + 1, fresh)
             self.nest_of[c] = fresh
-        if all(row_of(m) is None or row_of(m).kind != "reduction" for m in nest.calls):
+        if all(row_of(m) is None or row_of(m).kind not in ("reduction", "scan") for m in nest.calls):
             nest.shape, nest.reduced = self._space(nest.calls[-1])[0], None
 
     @property

@@ -11,7 +11,7 @@ import torch
 
 from .calls import Call, fits, is_number, result_type
 from .kernel import DTYPES, FLOATS, HALVES, INTEGERS, Expr, Expressions
-from .reductions import REDUCTIONS
+from .reductions import REDUCTIONS, SCANS
 from .rows import NUMERIC, WHOLE_NUMBERS, Row, binary, compare, computed, prim, unary
 
 # ------------------------------------------------------------ builders of elementwise rows
@@ -248,4 +248,4 @@ def scalar_operand(x: Expressions, row: Row, value: Any, dtype: torch.dtype) -> 
 
 def row_of(call: Call) -> Optional[Row]:
     from .relayouts import RELAYOUTS
-    return ELEMENTWISE.get(call.name) or REDUCTIONS.get(call.name) or RELAYOUTS.get(call.name)
+    return ELEMENTWISE.get(call.name) or REDUCTIONS.get(call.name) or SCANS.get(call.name) or RELAYOUTS.get(call.name)

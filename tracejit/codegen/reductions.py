@@ -133,8 +133,22 @@ REDUCTIONS: dict[str, Row] = {
 }
 
 
+def _running(kind: str) -> Callable:
+    """What eager accumulates float32 in is float64, halves in float32."""
+    def build(x: Expressions, value: Expr, call: Call) -> Expr:
+        wider = {torch.float32: torch.float64, torch.bfloat16: torch.float32, torch.float16: torch.float32}
+        dtype = wider.get(call.dtype, call.dtype)
+        value = x.cast(x.cast(value, call.dtype), dtype)
+        return x.rounded(x.cast(x.node("running", (value,), dtype, kind), call.dtype))
+    return build
+
+
+SCANS: dict[str, Row] = {"cumsum": Row("scan", _running("sum"), ("self",), (*FLOATS, *INTEGERS)),
+                         "cumprod": Row("scan", _running("prod"), ("self",), (*FLOATS, *INTEGERS))}
+
+
 def reduced_dims(call: Call) -> tuple[tuple[int, ...], bool]:
-    """(reduced dims, keepdim) of a reduction."""
+    """(reduced dims, keepdim) of a reduction; of a scan the dim that it runs along."""
     rank = len(call.tensors[0].shape)
     dims = call.args.get("dim")
     if dims is None or isinstance(dims, (list, tuple)) and not dims:

@@ -15,10 +15,11 @@ WHOLE_NUMBERS = (*INTEGERS, torch.bool)
 
 @dataclass(frozen=True)
 class Row:
-    """kind: elementwise | relayout | gather | factory | reduction.
+    """kind: elementwise | relayout | gather | factory | reduction | scan.
 
     build: elementwise (x, exprs, call) -> Expr; relayout, gather, factory (values, call, index) -> Expr;
-           reduction (x, value, reduce, call, count, along) -> [Expr of each output].
+           reduction (x, value, reduce, call, count, along) -> [Expr of each output];
+           scan (x, value) -> Expr that changes from one element along the dim to the next.
     compute: "out", or "promoted" for results whose dtype says nothing about the operands' (comparisons).
     scalars: how eager takes a Python number beside half tensors: "rounded" to the half type, or "exact".
     """

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Callable
 
 from .c import Block, Writer
-from .dialect import CLAUSE, FOLD, Dialect, finished, first_value, loses_nan
+from .dialect import CLAUSE, FIRST, FOLD, Dialect, finished, first_value, loses_nan
 from .index import Var
 from .kernel import HEAVY, Expr, Kernel, Reduction, Stage, below
 from .streaming import Range, by_chunks
@@ -174,6 +174,8 @@ def _row_stage(w: Writer, k: Kernel, n: int, block: Block) -> None:
     stage = k.stages[n]
     filled = [e for e, s in k.kept.items() if s == n]
     _declare_wide(w, block, stage.reductions)
+    for e in sorted({e for r in stage.roots for e in below(r) if e.op == "running"}, key=lambda e: e.number):
+        block.append(f"{w.d.register[e.dtype]} run{e.number} = {FIRST[e.extra]};")
     if not k.inner:
         def once() -> None:
             for r in stage.reductions:
@@ -354,4 +356,4 @@ def _combine(w: Writer, k: Kernel, stage: Stage, count: int) -> Block:
     return block
 
 
-_SCHEDULES = {"pointwise": _pointwise, "row": _row, "column": _column, "whole": _whole}
+_SCHEDULES = {"pointwise": _pointwise, "row": _row, "column": _column, "whole": _whole, "scan": _row}

@@ -32,6 +32,7 @@ class Values:
         self.x = Expressions()
         self.guard: Optional[Expr] = None
         self.reductions: dict[tuple[Call, int], tuple] = {}
+        self.scans: dict[Call, tuple[Expr, Indices]] = {}      # what each yields, and at which element
         self._memo: dict[tuple, Expr] = {}
 
     # ------------------------------------------------------------ reading
@@ -73,6 +74,8 @@ class Values:
         row = row_of(call)
         if row.kind == "reduction":
             return self._reduced(call, index, output)
+        if row.kind == "scan":
+            return self._scanned(call, index)
         if row.kind == "elementwise":
             return self.elementwise(row, call, index)
         return row.build(self, call, index)
@@ -170,6 +173,13 @@ class Values:
         got = tuple(i for d, i in enumerate(index) if d not in dims) if keepdim else index
         if got != row or self.guard is not None:
             raise CannotLower("a reduction is read at another row than it is made for", call.position)
+        return e
+
+
+    def _scanned(self, call: Call, index: Indices) -> Expr:
+        e, at = self.scans.get(call, (None, None))
+        if index != at or self.guard is not None:
+            raise CannotLower("a scan is read at another element than it is at", call.position)
         return e
 
 

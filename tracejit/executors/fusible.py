@@ -31,6 +31,8 @@ def why_not_lowered(b: BoundSymbol, device: str = "cpu") -> str:
     if call.is_view:
         same = all(o.dtype is a.dtype for o in b.tensor_outputs for a in b.tensor_args if a.storage == o.storage)
         return "" if same else "it views bytes as another dtype"
+    if device != "cpu" and row_of(call) is not None and row_of(call).kind == "scan":
+        return f"{call.name} runs along a dim one element after another"
     return _why_not_computed(call)
 
 

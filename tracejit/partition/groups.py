@@ -9,7 +9,7 @@ from ..ir.memory import overlaps
 from ..ir.proxy import TensorProxy, contiguous_stride
 from ..ir.trace import BoundSymbol
 from ..passes.copies import read_arguments
-from .spaces import (RowMap, Space, broadcast_stride, collapse, is_costly, is_elementwise, is_reduction, row_strides, space_of)
+from .spaces import (RowMap, Space, broadcast_stride, collapse, is_costly, is_elementwise, is_reduction, is_scan, row_strides, space_of)
 
 WHOLE = 1 << 15              # elements: a reduction of more to a few rows is parallel inside a row
 FEW_ROWS = 4
@@ -131,12 +131,14 @@ class Membership:
         made = [o for o in b.tensor_outputs if o not in b.tensor_args]
         depends = [a for a in read_arguments(b) if self.root(a) in g.rows or self.root(a) in g.late]
         full = s.reduced is not None or s.numel == wanted.numel
-        if depends and not (is_reduction(b) or is_elementwise(b) or _picks_from_row(b, wanted)):
+        if depends and not (is_reduction(b) or is_scan(b) or is_elementwise(b) or _picks_from_row(b, wanted)):
             return None
         if not all(self._aligned(g, b, a, s, full) for a in depends):
             return None
         if wanted.reduced is None:
             return {}, set()
+        if is_scan(b):
+            return {}, set(made)
         if s.reduced is None and full:
             return {}, set(made) if depends else set()
         rows = {o: _rows_of(wanted, s, o) for o in made}

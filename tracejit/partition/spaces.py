@@ -58,7 +58,7 @@ class Space:
 
 def space_of(b: BoundSymbol) -> Space:
     """The space of a call that is no view."""
-    if is_reduction(b):
+    if is_reduction(b) or is_scan(b):
         operand = b.tensor_args[0]
         return Space(operand.shape, reduced_dims(b, len(operand.shape)))
     if b.written:
@@ -69,6 +69,11 @@ def space_of(b: BoundSymbol) -> Space:
 def is_reduction(b: BoundSymbol) -> bool:
     """Elements of the result are made from many of the first argument's."""
     return b.sym.overload is not None and torch.Tag.reduction in b.sym.overload.tags
+
+
+def is_scan(b: BoundSymbol) -> bool:
+    """Elements of the result are made from those before them along a dim."""
+    return b.sym.overload is not None and b.sym.packet in ("cumsum", "cumprod")
 
 
 def reduced_dims(b: BoundSymbol, rank: int) -> frozenset[int]:
