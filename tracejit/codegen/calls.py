@@ -11,7 +11,7 @@ from ..ir.proxy import TensorConstant, TensorProxy
 from ..ir.trace import BoundSymbol
 
 _PRIM_ARGUMENTS = {"constant": ("value",), "exact_copy": ("self",), "restride": ("self", "size", "stride"),
-                   "nll_loss_gather": ("self", "dim", "index")}
+                   "nll_loss_gather": ("self", "dim", "index"), "binary_cross_entropy_probability": ("self",)}
 
 
 @dataclass(frozen=True, eq=False)

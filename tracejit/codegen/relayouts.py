@@ -9,7 +9,8 @@ from ..ir.proxy import TensorProxy
 from .calls import Call, constant_number, fits, is_number
 from .index import ZERO, Index, flatten, floordiv, mod, unflatten
 from .kernel import DTYPES, INTEGERS, Expr
-from .ops import Row
+from .rows import Row
+from .values import ERRORS
 
 FAR = 1 << 62
 Indices = tuple[Index, ...]
@@ -176,6 +177,16 @@ def _embedding_ok(call: Call) -> bool:
     return len(call.args["weight"].shape) == 2 and not call.args["sparse"] and not call.args["scale_grad_by_freq"]
 
 
+def _probability(v: Any, call: Call, index: Indices) -> Expr:
+    """The element, once it is known to be one: what is checked is 1 - (0 <= x <= 1), as an index into one place."""
+    e = v.read(_self(call), index, call)
+    inside = v.x.both(v.x.node("ge", (e, v.x.const(0, e.dtype)), torch.bool), v.x.node("le", (e, v.x.const(1, e.dtype)), torch.bool))
+    guards = (v.guard,) if v.guard is not None else ()
+    wrong = v.x.cast(v.x.node("not", (inside,), torch.bool), torch.int64)
+    place = v.x.node("checked", (wrong, *guards), torch.int64, (1, ERRORS["Probability"], False))
+    return v.x.node("select", (v.x.node("eq", (place, v.x.const(0, torch.int64)), torch.bool), e, v.x.const(0, e.dtype)), e.dtype)
+
+
 # ------------------------------------------------------------ factories
 
 def _filled(value_of: Callable[[Call], Any]) -> Callable:
@@ -227,7 +238,7 @@ RELAYOUTS: dict[str, Row] = {
     "flip": _relayout(_flip), "roll": _relayout(_roll, _roll_ok), "repeat": _relayout(_repeat),
     "tril": _relayout(_triangle(True)), "triu": _relayout(_triangle(False)), "cat": _relayout(_cat), "stack": _relayout(_stack),
     "constant_pad_nd": _relayout(_pad), "slice_scatter": _relayout(_slice_scatter), "select_scatter": _relayout(_select_scatter),
-    "diagonal_scatter": _relayout(_diagonal_scatter),
+    "diagonal_scatter": _relayout(_diagonal_scatter), "binary_cross_entropy_probability": _relayout(_probability),
     "index_select": Row("gather", _index_select, (), DTYPES, accepts=_gather_ok),
     "gather": Row("gather", _gather, (), DTYPES, accepts=_gather_ok),
     "nll_loss_gather": Row("gather", lambda v, call, index: _gather(v, call, index, "Target"), (), DTYPES, accepts=_gather_ok),

@@ -17,7 +17,7 @@ from .kernel import CannotLower, Expr, Expressions, below
 from .ops import Row, compute_dtype, row_of, scalar_operand
 
 Indices = tuple[Index, ...]
-ERRORS = {"IndexError": 1, "RuntimeError": 2, "ZeroDivisionError": 3, "Target": 4}
+ERRORS = {"IndexError": 1, "RuntimeError": 2, "ZeroDivisionError": 3, "Target": 4, "Probability": 5}
 
 
 class Values:

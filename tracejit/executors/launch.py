@@ -25,7 +25,8 @@ from .buffers import maker
 from .kernel_cache import CompilerError, KernelCache
 
 ERRORS = {1: (IndexError, "index out of range in self"), 2: (RuntimeError, "index is out of bounds"),
-          3: (RuntimeError, "ZeroDivisionError"), 4: (IndexError, "Target is out of bounds.")}
+          3: (RuntimeError, "ZeroDivisionError"), 4: (IndexError, "Target is out of bounds."),
+          5: (RuntimeError, "all elements of input and target should be between 0 and 1")}
 UNLOCKED = 1 << 20           # bytes or operations from which other Python threads may run meanwhile
 _CALL = "tj_launch"
 

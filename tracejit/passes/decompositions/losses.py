@@ -4,7 +4,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .rules import CALLS, NLL_LOSS_GATHER, aten, is_float, rounded, rule, wide
+from .rules import CALLS, NLL_LOSS_GATHER, PROBABILITY, aten, is_float, rounded, rule, wide
 
 
 def reduced(loss: Tensor, reduction: int) -> Tensor:
@@ -36,6 +36,15 @@ def bce_with_logits(x, y, weight=None, pos_weight=None, reduction=1):
         loss = (1 - y) * x - (1 + (pos_weight - 1) * y) * log_sigmoid
     else:
         loss = (1 - y) * x - log_sigmoid
+    return reduced(loss if weight is None else loss * weight, reduction)
+
+
+@rule(aten.binary_cross_entropy.default)
+def bce(x, y, weight=None, reduction=1):
+    if x.dtype not in (torch.float32, torch.float64) or x.dtype != y.dtype or x.shape != y.shape:
+        return NotImplemented
+    x, y = (CALLS.get()(PROBABILITY, t) for t in (x, y))
+    loss = (y - 1) * torch.clamp_min(torch.log1p(-x), -100) - y * torch.clamp_min(torch.log(x), -100)
     return reduced(loss if weight is None else loss * weight, reduction)
 
 

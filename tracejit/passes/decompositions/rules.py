@@ -38,7 +38,15 @@ def nll_loss_gather(source: Tensor, dim: int, target: Tensor) -> Tensor:
     return source.gather(dim, target)
 
 
+def binary_cross_entropy_probability(x: Tensor) -> Tensor:
+    """x; raises as binary_cross_entropy does when one of its elements is no probability."""
+    if not ((x >= 0) & (x <= 1)).all():
+        raise RuntimeError("all elements of input should be between 0 and 1")
+    return x.clone()
+
+
 NLL_LOSS_GATHER = Symbol("nll_loss_gather", nll_loss_gather)
+PROBABILITY = Symbol("binary_cross_entropy_probability", binary_cross_entropy_probability)
 
 
 def wide(x: Optional[Tensor]) -> Optional[Tensor]:
