@@ -40,7 +40,7 @@ def _by(rules: dict[Any, Callable], trace: Trace) -> Trace:
     names = Names(trace)
     made: list[BoundSymbol] = []
     for b in trace.bound_symbols:
-        rule = rules.get(b.sym.overload) if _fits(b) else None
+        rule = rules.get(b.sym.fn) if _fits(b) else None
         parts = _decomposed(b, rule, names) if rule is not None else None
         made += [b] if parts is None else parts
     return trace.replace(bound_symbols=tuple(made))

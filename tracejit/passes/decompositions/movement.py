@@ -136,6 +136,12 @@ def pixel_unshuffle(x, factor):
     return parts.permute(*range(n), n, n + 2, n + 4, n + 1, n + 3).reshape(*lead, c * factor ** 2, h // factor, w // factor)
 
 
+@rule(aten.channel_shuffle.default)
+def channel_shuffle(x, groups):
+    n, c, *rest = x.shape
+    return x.reshape(n, groups, c // groups, *rest).transpose(1, 2).reshape(x.shape)
+
+
 @rule(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
 def reflection_pad(x, padding):
     def sides(x: Tensor, dim: int, low: int, high: int) -> tuple[Tensor, Tensor]:

@@ -113,6 +113,14 @@ def norm(x, p=2, dim=None, keepdim=False):
     return vector_norm(x, 2 if p is None else p, dim, keepdim)
 
 
+@rule(torch.norm, torch.Tensor.norm)
+def norm_of_any_kind(x, p="fro", dim=None, keepdim=False, out=None, dtype=None):
+    """Kept whole by the capture, since some kinds are norms of matrices."""
+    if out is not None or not (p is None or p == "fro" or isinstance(p, (int, float))):
+        return NotImplemented
+    return vector_norm(x, 2 if p in (None, "fro") else p, dim, keepdim, dtype=dtype)
+
+
 @rule(aten._foreach_norm.Scalar)
 def foreach_norm(tensors, ord=2, dtype=None):
     norms = [vector_norm(t, ord, dtype=dtype) for t in tensors]
