@@ -75,7 +75,7 @@ FUSED = {
     "softmaxes": lambda t: (F.softmax(t.x, -1), F.log_softmax(t.x, 0), F.softmin(t.x, 1), aten._safe_softmax(t.x, 1)),
     "normalisations": lambda t: (F.layer_norm(t.x, (64,), t.x[0], t.y[0]), F.rms_norm(t.x, (64,), t.y[0]), F.group_norm(t.image, 4), F.instance_norm(t.image),
                                  F.batch_norm(t.image, t.x[0, :8], t.y[0, :8])),
-    "running statistics": running_statistics, "cumulated": lambda t: (t.x.cumsum(1), t.y.cumprod(0), (t.m.long().cumsum(-1) - 1).masked_fill(~t.m, 1)),
+    "running statistics": running_statistics, "cumulated": lambda t: (F.layer_norm(t.y[:1].cumsum(1), (64,)), t.x.cumsum(1), t.y.cumprod(0), (t.m.long().cumsum(-1) - 1).masked_fill(~t.m, 1)),
     "cosine": lambda t: F.cosine_similarity(t.x, t.y), "similarity": lambda t: F.pairwise_distance(t.x, t.y),
     # losses and backwards
     "losses": lambda t: (F.mse_loss(t.x, t.y), F.l1_loss(t.x, t.y), F.smooth_l1_loss(t.x, t.y), F.huber_loss(t.x, t.y), F.kl_div(t.x, t.y, reduction="batchmean"),
@@ -158,3 +158,18 @@ def test_is_left_to_torch(name):
     jitted = tracejit.jit(program, executors=[EVERY_OP], fallback="error")
     jitted(**arguments[1])
     assert name in [s.overload.name().replace("::", ".") + (".default" if "." not in s.overload.name() else "") for s in left_alone(jitted)]
+
+
+def test_a_gather_whose_indices_torch_makes_stands_after_them():
+    x = torch.randn(5, 7)
+    jitted = tracejit.jit(lambda x: x.tanh().gather(1, x.tanh().argsort(1)), executors=["cpu"], fallback="error")
+    torch.testing.assert_close(jitted(x), x.sort(1)[0].tanh())
+
+
+def test_a_masked_write_into_elements_that_share_memory_stays_torchs():
+    def fill(t):
+        t[t > 0] = 1
+    x, y = (torch.arange(-4.0, 4).as_strided((4, 4), (2, 0)) for _ in range(2))
+    tracejit.jit(fill, executors=["cpu"], fallback="error")(x)
+    fill(y)
+    assert torch.equal(x, y)

@@ -52,7 +52,12 @@ POINTWISE = """
 {o} = torch.lerp({f}, {q}, 0.25) | {o} = torch.addcmul({f}, {q}, {q}, value=2) | {o} = {f}.round()
 {o} = torch.zeros_like({x}) | {o} = torch.ones_like({x}) | {o} = {x}.new_zeros({h})
 {o} = torch.full_like({x}, {p}) | {r} = {r} + 1 | {r} = {r}.t() | {o} = {x}.repeat_interleave(2, {d})
-{o} = torch.sign({x}) | {o} = torch.arange(4) + 2
+{o} = torch.sign({x}) | {o} = torch.arange(4) + 2 | {o} = {x}.cumprod({d}) | {o} = {f}.nan_to_num(0.5)
+{o} = torch.nn.functional.hardshrink({f}) | {o} = torch.nn.functional.softshrink({f}) | {o} = {f} // {q}
+{o} = torch.fmax({f}, {q}) | {o} = torch.fmin({f}, {q}) | {o} = torch.copysign({f}, {q}) | {o} = {f} % {q}
+{o} = torch.nn.functional.threshold({f}, 0.5, 2) | {o} = torch.heaviside({f}, {q}) | {o} = {f}.isposinf()
+{o} = torch.xlogy({f}, {q}) | {o} = 2.0 ** {f} | {o} = {x}.rot90(1, ({d}, {e})) | {o} = {x}.cumsum({d}) - 1
+{o} = {x}.index_put(({m},), {x}.reshape(-1)[0]) | {o} = torch.empty_like({x}).copy_({x})
 """
 REDUCTIONS = """
 {o} = {x}.sum() | {o} = {x}.sum({d}) | {o} = {x}.sum({d}, keepdim=True) | {o} = {f}.mean({d})
@@ -60,6 +65,7 @@ REDUCTIONS = """
 {o} = {x}.prod({d}) | {o} = {f}.var({d}) | {o} = {x}.any({d}) | {o} = {x}.all() | {o} = {f}.norm()
 {o} = {f}.logsumexp({d}) | {o}, {t} = {x}.max({d}) | {o}, {t} = {x}.sort({d})
 {o} = {x}.sum(dtype=torch.float64) | {o} = {x}.count_nonzero() | {o} = {f}.std({d}, correction=0)
+{o} = {x}.argmin() | {o} = {f}.norm(1, {d}) | {o} = {x}.argmax({d}, keepdim=True)
 """
 GATHERS = """
 {o} = torch.cat([{x}, {q}], {d}) | {o} = torch.stack([{x}, {q}]) | {o} = {x}[{N}]
@@ -67,6 +73,8 @@ GATHERS = """
 {o} = {s2}.mm({s2}.t()) | {o} = {x}.take({n}) | {o} = torch.nn.functional.pad({x}, (1, 1))
 {o} = {x}[..., {n}[:1] * 0] | {o} = torch.cat([{x}[:1], {x}[1:]])
 {o} = torch.nn.functional.layer_norm({f}, {f}.shape[-1:]) | {o} = {x}.repeat({R})
+{o} = torch.nn.functional.pad({f}[None], (1, 0), "replicate") | {o} = torch.nn.functional.pad({f}[None], (1, 1), "circular")
+{o} = torch.diag_embed({x}) | {o} = torch._foreach_norm([{f}, {q}])[0]
 """
 WRITES = """
 {w}.add_({y}) | {w}.add_(1) | {w}.mul_({y}) | {w}.mul_(2) | {w}.sub_({y}) | {w}.sub_({y}, alpha=2)

@@ -170,12 +170,18 @@ def _run(w: Writer, block: Block, stage: Stage, v: Var, extra: Callable[[], None
         block.append(FOLD[r.kind].format(f"w{r.number}", f"p{r.number}") + (f" f{r.number} |= n{r.number};" if loses_nan(r) else ""))
 
 
+def _running(stage: Stage) -> list[Expr]:
+    """What a stage adds up, or multiplies, element by element."""
+    return sorted({e for r in stage.roots for e in below(r) if e.op == "running"}, key=lambda e: e.number)
+
+
 def _row_stage(w: Writer, k: Kernel, n: int, block: Block) -> None:
     stage = k.stages[n]
     filled = [e for e, s in k.kept.items() if s == n]
     _declare_wide(w, block, stage.reductions)
-    for e in sorted({e for r in stage.roots for e in below(r) if e.op == "running"}, key=lambda e: e.number):
-        block.append(f"{w.d.register[e.dtype]} run{e.number} = {FIRST[e.extra]};")
+    declared = {e for earlier in k.stages[:n] for e in _running(earlier)}
+    for e in _running(stage):
+        block.append(f"{'' if e in declared else w.d.register[e.dtype] + ' '}run{e.number} = {FIRST[e.extra]};")
     if not k.inner:
         def once() -> None:
             for r in stage.reductions:

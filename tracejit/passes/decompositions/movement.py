@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...ir.memory import byte_region
 from .rules import aten, fits, rule, writer
 
 
@@ -73,7 +74,8 @@ def _masked(x: Tensor, indices: list[Optional[Tensor]], values: Tensor) -> Optio
 
 @writer(aten.index_put_.default)
 def masked_put_(x, indices, values, accumulate=False):
-    put = masked_put(x, indices, values, accumulate)
+    overlapping = byte_region(0, tuple(x.shape), x.stride(), 1).overlaps_itself
+    put = NotImplemented if overlapping else masked_put(x, indices, values, accumulate)
     return put if put is NotImplemented else x.copy_(put)
 
 

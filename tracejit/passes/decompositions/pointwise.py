@@ -56,8 +56,7 @@ def hardshrink(x, limit=0.5):
 @rule(aten.softshrink.default)
 def softshrink(x, limit=0.5):
     x = wide(x)
-    moved = torch.where(x > limit, x - limit, torch.where(x < -limit, x + limit, 0))
-    return torch.where(x != x, x, moved)
+    return torch.where(x > limit, x - limit, torch.where(x < -limit, x + limit, x * 0))
 
 
 @rule(aten.hardshrink_backward.default, aten.softshrink_backward.default)
