@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import tracejit
 from regions import fused, random
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -353,6 +354,22 @@ def test_a_bad_index_raises_what_eager_raises(fn):
         fn(x, i)
     with pytest.raises(type(eager.value)):
         fused(fn, x, i)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_fast_numerics_round_less(dtype):
+    """Half types: as if computed in float32 and rounded once. float32: as near to float64 as eager, give or take a bit."""
+    def fn(a, b, c):
+        return torch.tanh(a * b + c) * a - (b * 0.3 - c), F.softmax(a * b, -1) * c
+    args = [random((33, 400), dtype, seed=k) for k in range(3)]
+    fast = tracejit.jit(fn, executors=["cpu"], fallback="error", numerics="fast")(*args)
+    same_as_eager = tracejit.jit(fn, executors=["cpu"], fallback="error")(*args)
+    for got, want, truth in zip(fast, fn(*args), fn(*(t.double() for t in args))):
+        error, eagers = (got.double() - truth).abs(), (want.double() - truth).abs()
+        eps = torch.finfo(dtype).eps
+        assert bool((error <= eps * truth.abs() * (0.51 if dtype is not torch.float32 else 4) + 1e-6).all())
+        assert error.mean() <= eagers.mean()
+    assert not torch.equal(fast[0], same_as_eager[0])
 
 
 def test_what_was_written_before_an_error_stays_written_and_nothing_after():

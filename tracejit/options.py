@@ -17,7 +17,8 @@ class Options:
     executor_options: arguments of executors, by name: `{"cpu": {"allow_single_op_fusion": True}}`.
     disable_inplace_copy_check: skip the proof that the final trace keeps the order of memory accesses.
     fallback: what happens when a call cannot be captured: "warn" (eager, one warning per cause), "silent", "error".
-    numerics: "eager" (the same bits wherever eager's are defined) or "fast".
+    numerics: "eager" (the same bits wherever eager's are defined) or "fast": kernels may round `a * b + c` once, and round
+        half-precision values where they are stored, not at every op; no further from exact results than eager, but for a bit.
     transforms: functions Trace -> Trace, applied in order to the functionalized trace.
     name: how the function is called in traces and messages; default: its own name.
     """

@@ -33,7 +33,8 @@ def lower(capture: Capture, options: Options) -> list[Trace]:
     """
     if capture.replay_because:
         return [checked(capture.calls)]
-    executors = resolve(options.executors, TORCH, options.executor_options)
+    asked = resolve(options.executors, TORCH, options.executor_options)
+    executors = tuple(e.with_numerics(options.numerics) for e in asked)
     traces = [capture.calls, checked(capture.ops)]
     fusing = any(map(fuses, executors))
     before, after, placing = fusing_stages(executors) if fusing else ((), (), claiming_stages(executors))

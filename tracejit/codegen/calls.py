@@ -94,10 +94,13 @@ def _result_type(kinds: tuple) -> torch.dtype:
 
 
 class Region:
-    """Who makes which storage, and what is written where, in a list of calls."""
+    """Who makes which storage, and what is written where, in a list of calls.
 
-    def __init__(self, calls: list[Call]) -> None:
-        self.calls = calls
+    fast: half-precision values that stay in a kernel need not be rounded.
+    """
+
+    def __init__(self, calls: list[Call], fast: bool = False) -> None:
+        self.calls, self.fast = calls, fast
         self.producer: dict[int, Call] = {}
         self.roots: dict[int, TensorProxy] = {}                # the first name of each storage that is made here
         self.stores: dict[int, list[Call]] = {}                # copy_ calls by the storage that they write

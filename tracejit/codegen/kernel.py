@@ -130,9 +130,10 @@ class Kernel:
 
 
 class Expressions:
-    """Interning builder; folds what predicates and casts of constants need."""
+    """Interning builder; folds what predicates and casts of constants need. rounds: half-precision values are, op by op."""
 
-    def __init__(self) -> None:
+    def __init__(self, rounds: bool = True) -> None:
+        self.rounds = rounds
         self.table: dict[tuple, Expr] = {}
         self.all: list[Expr] = []
 
@@ -163,7 +164,7 @@ class Expressions:
 
     def rounded(self, e: Expr) -> Expr:
         exact = e.op in ("load", "const", "round") or e.op == "cast" and e.args[0].dtype in (torch.bool, torch.int8, torch.uint8)
-        return e if e.dtype not in HALVES or exact else self.node("round", (e,), e.dtype)
+        return e if e.dtype not in HALVES or exact or not self.rounds else self.node("round", (e,), e.dtype)
 
     def both(self, p: Optional[Expr], q: Optional[Expr]) -> Optional[Expr]:
         if p is None or q is None or p is q:

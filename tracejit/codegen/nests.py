@@ -30,9 +30,9 @@ LOOK = 8                     # how many nests beyond the first possible one are 
 class Nests:
     """`kernels`: (nest, kernel) in order. `temporaries`: roots of values that only later nests of the region read."""
 
-    def __init__(self, region_symbol: BoundSymbol, sharing: Sharing = Sharing()) -> None:
+    def __init__(self, region_symbol: BoundSymbol, sharing: Sharing = Sharing(), fast: bool = False) -> None:
         calls = [call_of(b, n) for n, b in enumerate(region_symbol.subsymbols)]
-        self.region, self.sharing = Region(calls), sharing
+        self.region, self.sharing = Region(calls, fast), sharing
         self.outputs = {o.storage for o in region_symbol.tensor_outputs}
         self.nests: list[Nest] = []
         self.nest_of: dict[Call, Nest] = {}

@@ -52,9 +52,9 @@ class Batch:
         return min(self.work, len(self.kernels), MOST_THREADS) if self.shared else self.function.threads
 
 
-def source_of(region: BoundSymbol) -> Source:
+def source_of(region: BoundSymbol, fast: bool = False) -> Source:
     """Raises CannotLower when some call has no lowering."""
-    nests = Nests(region)
+    nests = Nests(region, fast=fast)
     batches = _batches([k for _, k in nests.kernels])
     texts = {b.name: b.function.text.replace("NAME", b.name) for b in batches}
     kernels = tuple(k for b in batches for k in b.kernels)

@@ -29,7 +29,7 @@ class Values:
 
     def __init__(self, region: Region, here: Callable[[Call], bool]) -> None:
         self.region, self.here = region, here
-        self.x = Expressions()
+        self.x = Expressions(rounds=not region.fast)
         self.guard: Optional[Expr] = None
         self.reductions: dict[tuple[Call, int], tuple] = {}
         self.scans: dict[Call, tuple[Expr, Indices]] = {}      # what each yields, and at which element

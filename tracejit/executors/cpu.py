@@ -5,6 +5,7 @@ Without a compiler, or when one fails, regions go to the torch fallback, and one
 from __future__ import annotations
 
 import warnings
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Optional
 from weakref import WeakSet
@@ -38,6 +39,15 @@ class CpuExecutor(Executor):
         self.cache = KernelCache(kernel_cache)
         self.broken = False                                    # there is no compiler: said once
         self.refused: WeakSet[BoundSymbol] = WeakSet()         # calls that the compiler failed on
+        self.fast = False
+
+    def with_numerics(self, numerics: str) -> CpuExecutor:
+        """fast: `a * b + c` may be rounded once, and half-precision values are rounded where they are stored, not at every op."""
+        if numerics == "eager":
+            return self
+        faster = copy(self)
+        faster.fast, faster.cache = True, KernelCache(self.cache.wanted, ("-ffp-contract=fast",))
+        return faster
 
     def can_execute(self, bsym: BoundSymbol) -> bool:
         return False
@@ -55,7 +65,7 @@ class CpuExecutor(Executor):
         if sum(not call_of(b).is_view for b in region.subsymbols) > self.max_region_ops:
             return None
         try:
-            source = source_of(region)
+            source = source_of(region, self.fast)
         except RecursionError:                                 # a value that hangs on hundreds of others, one on the next: two kernels
             return None
         except CannotLower:

@@ -102,9 +102,10 @@ class Library:
 
 
 class KernelCache:
-    """Compiled texts under `directory`; without one that is safe, under a private temporary one."""
+    """Compiled texts under `directory`; without one that is safe, under a private temporary one. more: flags for regions."""
 
-    def __init__(self, directory: Optional[str | os.PathLike] = None) -> None:
+    def __init__(self, directory: Optional[str | os.PathLike] = None, more: tuple[str, ...] = ()) -> None:
+        self.more = more
         self.wanted = Path(directory) if directory is not None else default_directory()
         self._directory: Optional[Path] = None
         self._loaded: dict[str, ctypes.CDLL] = {}
@@ -130,7 +131,7 @@ class KernelCache:
 
     def load_regions(self, sources: Sequence[Source]) -> list[Union[Library, CompilerError]]:
         """What holds the entry of each, or why it could not be built. Raises NoCompiler."""
-        keys = [_key("in company\n" + s.text) for s in sources]   # not those of texts by themselves
+        keys = [_key("in company\n" + s.text, self.more) for s in sources]   # not those of texts by themselves
         missing = {key: s for key, s in zip(keys, sources)
                    if key not in self._loaded and not _is_whole(self.directory / f"{key}.so")}
         failed = self._build_shares(missing)
@@ -140,7 +141,7 @@ class KernelCache:
     def _library(self, key: str, source: Source) -> Union[Library, CompilerError]:
         if key not in self._loaded:
             try:
-                self._loaded[key] = self._open(self.directory / f"{key}.so", together([(_prefix(key), source.body)]))
+                self._loaded[key] = self._open(self.directory / f"{key}.so", together([(_prefix(key), source.body)]), self.more)
             except CompilerError as error:
                 return error
         return Library(self._loaded[key], _prefix(key))
@@ -159,7 +160,7 @@ class KernelCache:
         def build(share: list[str]) -> dict[str, CompilerError]:
             try:
                 paths = [self.directory / f"{key}.so" for key in share]
-                self._build(paths, together((_prefix(key), missing[key].body) for key in share))
+                self._build(paths, together((_prefix(key), missing[key].body) for key in share), self.more)
             except CompilerError as error:
                 return {share[0]: error} if len(share) == 1 else {k: e for key in share for k, e in build([key]).items()}
             return {}

@@ -43,6 +43,10 @@ class Executor:
     def finish(self, regions: list[BoundSymbol]) -> Optional[list[BoundSymbol]]:
         return regions
 
+    def with_numerics(self, numerics: str) -> "Executor":
+        """The executor for a `jit` with this option: "eager", or "fast" for one that can gain by other roundings."""
+        return self
+
 
 def fuses(executor: Executor) -> bool:
     """Does it take regions, not only single calls?"""
