@@ -173,3 +173,50 @@ def test_a_masked_write_into_elements_that_share_memory_stays_torchs():
     tracejit.jit(fill, executors=["cpu"], fallback="error")(x)
     fill(y)
     assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("make", [
+    lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True), lambda ps: torch.optim.SGD(ps, lr=0.1, foreach=True),
+    lambda ps: torch.optim.RMSprop(ps, lr=0.1), lambda ps: torch.optim.Adam(ps, lr=0.1, fused=True),
+    lambda ps: torch.optim.AdamW(ps, lr=0.1, fused=True)], ids=["sgd", "foreach sgd", "rmsprop", "fused adam", "fused adamw"])
+def test_optimizer_steps_are_kernels(make):
+    torch.manual_seed(0)
+    ours, theirs = ([torch.full((7, 9), 0.5 + k).requires_grad_() for k in range(3)] for _ in range(2))
+    for p, q in zip(ours, theirs):
+        p.grad = torch.randn(7, 9)
+        q.grad = p.grad.clone()
+    mine, reference = make(ours), make(theirs)
+    jitted = tracejit.jit(lambda: mine.step(), executors=["cpu"], fallback="error")
+    for _ in range(3):
+        jitted()
+        reference.step()
+    assert not left_alone(jitted)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+def through_an_alias(x):
+    return aten.relu(x) + aten.sigmoid.default(x)
+
+
+def by_the_whole_name(x):
+    return torch.ops.aten.special_bessel_j0(x) + torch.ops.aten.add.Tensor(x, 1)
+
+
+def by_a_computed_name(x):
+    packet = getattr(torch.ops.aten, "hardswish")
+    return getattr(packet, packet.overloads()[0])(x) + torch.ops.prims.sin(x)
+
+
+def in_place(x):
+    torch.ops.aten.mul_.Scalar(x, 2)
+    return torch.ops.aten.add.out(x, x, out=torch.empty_like(x)), torch.ops.aten.copy_(x, x + 1)
+
+
+@pytest.mark.parametrize("fn", [through_an_alias, by_the_whole_name, by_a_computed_name, in_place])
+@pytest.mark.parametrize("executor", ["cpu", "torch"])
+def test_aten_ops_may_be_called_directly(fn, executor):
+    x, y = torch.randn(4, 5), torch.randn(4, 5)
+    y.copy_(x)
+    jitted = tracejit.jit(fn, executors=[executor], fallback="error")
+    torch.testing.assert_close(jitted(x), fn(y))
+    assert torch.equal(x, y)
