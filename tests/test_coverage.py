@@ -220,3 +220,27 @@ def test_aten_ops_may_be_called_directly(fn, executor):
     jitted = tracejit.jit(fn, executors=[executor], fallback="error")
     torch.testing.assert_close(jitted(x), fn(y))
     assert torch.equal(x, y)
+
+
+def halves_in_place(x, y):
+    x[:, :32] *= 2
+    x[:, 32:] += y[:, 32:]
+
+
+def rows_in_place(x, y):
+    x[::2] = x[::2] * y[::2]
+    x[1::2].add_(1)
+
+
+@pytest.mark.parametrize("fn", [halves_in_place, rows_in_place, lambda x, y: rotary_in_place(Arguments({"x": x, "y": y}))],
+                         ids=["halves", "rows", "rotary"])
+@pytest.mark.parametrize("size", [(33, 64), (2048, 64)], ids=str)
+def test_slices_are_written_in_place_without_a_temporary(fn, size):
+    x, y = torch.randn(size), torch.randn(size)
+    z = x.clone()
+    jitted = tracejit.jit(fn, executors=["cpu"], fallback="error")
+    jitted(x, y)
+    fn(z, y)
+    torch.testing.assert_close(x, z, rtol=0, atol=0)
+    regions = jitted.last_traces[-1].regions
+    assert not left_alone(jitted) and all(not r.sym.fn.source.made for r in regions)

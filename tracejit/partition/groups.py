@@ -190,7 +190,7 @@ class Membership:
 def _index_for_index(b: BoundSymbol, a: TensorProxy) -> bool:
     """Each element of what b makes needs the element of `a` at its index alone, without broadcasting."""
     target = b.written[0] if b.written else b.tensor_outputs[0] if b.tensor_outputs else None
-    return target is not None and target.shape == a.shape and (b.sym.pointwise or b.sym.is_copy)
+    return target is not None and target.shape == a.shape and is_elementwise(b)
 
 
 def _picks_from_row(b: BoundSymbol, space: Space) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Iterator, Optional
 
 from ..errors import InplaceCopyError
 from ..ir.memory import overlaps
+from ..ir.prims import EXACT_COPY, RESTRIDE
 from ..ir.printer import bound_symbol_text
 from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol, Trace
@@ -110,7 +111,8 @@ def _check_reads(region: BoundSymbol, written: list[TensorProxy]) -> None:
 
 def _index_for_index(sub: BoundSymbol, a: TensorProxy) -> bool:
     target = sub.written[0] if sub.written else sub.tensor_outputs[0] if sub.tensor_outputs else None
-    return target is not None and target.shape == a.shape and (sub.sym.pointwise or sub.sym.packet == "copy_")
+    return target is not None and target.shape == a.shape and (
+        sub.sym.pointwise or sub.sym.packet == "copy_" or sub.sym in (RESTRIDE, EXACT_COPY))
 
 
 def _meet(a: TensorProxy, b: TensorProxy) -> bool:
