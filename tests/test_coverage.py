@@ -71,7 +71,7 @@ FUSED = {
     # reductions
     "sums": lambda t: (t.x.sum(), t.x.mean(0), t.x.var(1), t.x.std(), torch.std_mean(t.x, 1), torch.var_mean(t.x, 0), t.x.prod(1)),
     "extremes": lambda t: (t.x.amax(1), t.x.max(1), t.x.min(0), t.x.argmax(), t.x.argmin(1), torch.aminmax(t.x), t.m.any(1), t.m.all()),
-    "norms": lambda t: (t.x.norm(), t.x.norm(1, 1), torch.linalg.vector_norm(t.x, 3, 0), torch.dist(t.x, t.y), F.normalize(t.x), t.x.logsumexp(1)),
+    "norms": lambda t: (t.x.norm(), t.x.norm(1, 1), t.x.norm(dim=0), torch.norm(t.x, 3, -1), torch.linalg.vector_norm(t.x, 3, 0), torch.dist(t.x, t.y), F.normalize(t.x), t.x.logsumexp(1)),
     "softmaxes": lambda t: (F.softmax(t.x, -1), F.log_softmax(t.x, 0), F.softmin(t.x, 1), aten._safe_softmax(t.x, 1)),
     "normalisations": lambda t: (F.layer_norm(t.x, (64,), t.x[0], t.y[0]), F.rms_norm(t.x, (64,), t.y[0]), F.group_norm(t.image, 4), F.instance_norm(t.image),
                                  F.batch_norm(t.image, t.x[0, :8], t.y[0, :8])),

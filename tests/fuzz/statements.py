@@ -74,7 +74,7 @@ GATHERS = """
 {o} = {x}[..., {n}[:1] * 0] | {o} = torch.cat([{x}[:1], {x}[1:]])
 {o} = torch.nn.functional.layer_norm({f}, {f}.shape[-1:]) | {o} = {x}.repeat({R})
 {o} = torch.nn.functional.pad({f}[None], (1, 0), "replicate") | {o} = torch.nn.functional.pad({f}[None], (1, 1), "circular")
-{o} = torch.diag_embed({x}) | {o} = torch._foreach_norm([{f}, {q}])[0]
+{o} = torch.diag_embed({x})
 """
 WRITES = """
 {w}.add_({y}) | {w}.add_(1) | {w}.mul_({y}) | {w}.mul_(2) | {w}.sub_({y}) | {w}.sub_({y}, alpha=2)

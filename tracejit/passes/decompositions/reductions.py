@@ -94,7 +94,7 @@ def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
     if not x.dtype.is_floating_point or dtype is not None:
         return NotImplemented
     x = wide(x)
-    dims = list(range(x.dim())) if not dim else [dim] if isinstance(dim, int) else list(dim)
+    dims = [dim] if isinstance(dim, int) else list(dim or range(x.dim()))
     if ord == 2:
         return (x * x).sum(dims, keepdim).sqrt()
     if ord == 1:
