@@ -245,7 +245,7 @@ RELAYOUTS: dict[str, Row] = {
     "embedding": Row("gather", _embedding, (), DTYPES, accepts=_embedding_ok),
     "index": Row("gather", _advanced_index, (), DTYPES, accepts=_index_ok),
     "zero": _ZERO, "zeros": _ZERO, "zeros_like": _ZERO, "new_zeros": _ZERO, "ones": _ONE, "ones_like": _ONE, "new_ones": _ONE,
-    "empty": _ZERO, "empty_like": _ZERO, "new_empty": _ZERO, "full": _FULL, "full_like": _FULL, "new_full": _FULL,
+    "empty": _ZERO, "full": _FULL, "full_like": _FULL, "new_full": _FULL,
     "scalar_tensor": _factory(lambda call: call.args["s"], lambda call: is_number(call.args["s"]) and fits(call.args["s"], call.dtype)),
     "constant": _factory(lambda call: constant_number(call.args["value"]), _constant_ok),
     "arange": Row("factory", _arange, (), INTEGERS, accepts=_arange_ok),

@@ -228,6 +228,19 @@ def full_like(x, value, *, dtype=None, **layout):
     return _full(x.shape, value, x, dtype)
 
 
+@rule(aten.empty_like.default)
+def empty_like(x, *, dtype=None, memory_format=None, **layout):
+    """Made from nothing, so that a kernel that overwrites all of it needs no memory for it."""
+    if not x.is_contiguous() or memory_format not in (None, torch.preserve_format, torch.contiguous_format):
+        return NotImplemented
+    return torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
+
+
+@rule(aten.new_empty.default)
+def new_empty(x, size, *, dtype=None, **layout):
+    return torch.empty(size, dtype=dtype or x.dtype, device=x.device)
+
+
 @rule(aten.new_zeros.default)
 def new_zeros(x, size, *, dtype=None, **layout):
     return _full(size, 0, x, dtype)
