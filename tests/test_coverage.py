@@ -131,7 +131,9 @@ class Arguments:
 
 
 def left_alone(jitted):
-    return [b.sym for b in jitted.last_traces[-1].bound_symbols if not b.is_region and not is_view(b)]
+    """Calls outside kernels that make or write elements."""
+    calls = jitted.last_traces[-1].bound_symbols
+    return [b.sym for b in calls if not b.is_region and not is_view(b) and (b.tensor_outputs or b.written)]
 
 
 def call(fn):
