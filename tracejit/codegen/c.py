@@ -119,7 +119,8 @@ class Writer:
         if self._known(e) is not None:
             return
         text = self.special.get(e) or self.text(e)
-        names, block = self.scopes[-1] if e in self.special or self.moves(e) or len(self.scopes) == 1 else self.scopes[-2]
+        innermost = e in self.special or self.moves(e) or len(self.scopes) == 1
+        names, block = self.scopes[-1 if innermost else -2]
         names[e] = f"t{e.number}"
         block.append(f"const {self.d.register[e.dtype]} t{e.number} = {text};")
 
@@ -145,13 +146,15 @@ class Writer:
         operand = self.d.register[e.args[0].dtype if e.dtype is torch.bool and e.args else e.dtype]
         kind = self.d.letter[operand]
         op = self.d.not_positive.get(e.op, e.op) if kind == "f" and e.args and never_positive(e.args[0]) else e.op
-        return self.d.spelling(op, kind).format(*a, m=self.d.math, f="f" if kind == "f" else "", s=kind, u=UNSIGNED.get(operand, operand))
+        suffix, unsigned = "f" if kind == "f" else "", UNSIGNED.get(operand, operand)
+        return self.d.spelling(op, kind).format(*a, m=self.d.math, f=suffix, s=kind, u=unsigned)
 
     def quiet(self, e: Expr, dtype: torch.dtype) -> bool:
         """Do all NaNs of a value come from arithmetic or from elements of this half type?"""
         key = e, dtype
         if key not in self._quiet:
-            self._quiet[key] = all(x.op != "load" or x.dtype is dtype or not x.dtype.is_floating_point for x in closure([e]))
+            self._quiet[key] = all(x.op != "load" or x.dtype is dtype or not x.dtype.is_floating_point
+                                   for x in closure([e]))
         return self._quiet[key]
 
     def _cast(self, e: Expr, a: str) -> str:
@@ -164,7 +167,7 @@ class Writer:
             one = self.d.literal(1.0 if e.dtype.is_floating_point else 1, e.dtype)
             return f"{a} ? {one} : 0"
         back = e.dtype.is_floating_point and e.args[0].op == "cast" and e.args[0].args[0].dtype.is_floating_point
-        if back and not source.is_floating_point:              # compilers make it one truncation, which keeps the sign of zero
+        if back and not source.is_floating_point:              # compilers make it one truncation: it keeps zero's sign
             return f"{a} == 0 ? 0 : ({self.d.register[e.dtype]}){a}"
         return f"({self.d.register[e.dtype]}){a}"
 
@@ -192,10 +195,10 @@ class Writer:
             return f"i{a.number}"
         if isinstance(a, Gathered):
             return self.name(self.by_number[a.expression])
-        sign = "floor_" if bounds(a.index)[0] < 0 else ""
+        at, sign = self.index(a.index), bounds(a.index)[0] < 0
         if isinstance(a, Quotient):
-            return f"tj_floor_quotient({self.index(a.index)}, {a.divisor})" if sign else f"(({self.index(a.index)})/{a.divisor})"
-        return f"tj_floor_remainder({self.index(a.index)}, {a.divisor})" if sign else f"(({self.index(a.index)})%{a.divisor})"
+            return f"tj_floor_quotient({at}, {a.divisor})" if sign else f"(({at})/{a.divisor})"
+        return f"tj_floor_remainder({at}, {a.divisor})" if sign else f"(({at})%{a.divisor})"
 
     def stores(self, stores: list[Store]) -> None:
         """All values first, then all stores: a kernel may read what it overwrites."""
@@ -218,7 +221,8 @@ class Writer:
         body()
         self.scopes = []
 
-    def rows(self, block: Block, loops: list[Var], body: Callable[[Block], None], low: str = "lo", high: str = "hi") -> None:
+    def rows(self, block: Block, loops: list[Var], body: Callable[[Block], None],
+             low: str = "lo", high: str = "hi") -> None:
         """One linear range over `loops`, the last fastest: indices are counted up, not divided out each time."""
         if not loops:
             block.append(f"for (i64 o = {low}; o < {high}; o++) {{")
@@ -288,7 +292,8 @@ class Writer:
             elif high - 1 - c >= last:
                 self.within[v] = first, low - 1 - c
 
-    def _cut_loop(self, block: Block, v: Var, roots: list[Expr], body: Callable, clause: str, shared: Optional[tuple]) -> None:
+    def _cut_loop(self, block: Block, v: Var, roots: list[Expr], body: Callable, clause: str,
+                  shared: Optional[tuple]) -> None:
         outer = self.within.get(v)
         for first, end in self._segments(v, roots):
             self.within[v] = (first, end - 1)

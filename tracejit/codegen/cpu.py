@@ -18,10 +18,12 @@ MOST_THREADS = 64
 
 
 class CpuDialect(Dialect):
-    memory = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "u16", torch.float16: "u16", torch.int64: "i64",
-              torch.int32: "int", torch.int16: "short", torch.int8: "signed char", torch.uint8: "u8", torch.bool: "u8"}
+    memory = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "u16", torch.float16: "u16",
+              torch.int64: "i64", torch.int32: "int", torch.int16: "short", torch.int8: "signed char",
+              torch.uint8: "u8", torch.bool: "u8"}
     register = {**memory, torch.bfloat16: "float", torch.float16: "float", torch.bool: "_Bool"}
-    letter = {"float": "f", "double": "d", "i64": "l", "int": "i", "short": "h", "signed char": "b", "u8": "u", "_Bool": "B"}
+    letter = {"float": "f", "double": "d", "i64": "l", "int": "i", "short": "h", "signed char": "b", "u8": "u",
+              "_Bool": "B"}
     vector_pragma = "#pragma omp simd"
     transposes = {1: "tj_transpose_bytes", 2: "tj_transpose_halves", 4: "tj_transpose_words"}
     stream = "tj_stream"
@@ -29,13 +31,15 @@ class CpuDialect(Dialect):
     math = "__builtin_"
     not_positive = {"exp": "exp_low"}
     # float has inline vector code for these; double and the rest call the C library
-    own = frozenset({"exp", "exp_low", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "sinh", "cosh", "tanh", "erf", "pow"})
+    own = frozenset({"exp", "exp_low", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "sinh",
+                     "cosh", "tanh", "erf", "pow"})
 
     def function(self, op: str, kind: str) -> str:
         return f"tj_{op}_f" if kind == "f" and op in self.own else super().function(op, kind)
 
     def load(self, dtype: torch.dtype, at: str) -> str:
-        return {torch.bfloat16: f"tj_from_bf16({at})", torch.float16: f"tj_from_f16({at})", torch.bool: f"({at} != 0)"}.get(dtype, at)
+        spelled = {torch.bfloat16: "tj_from_bf16({})", torch.float16: "tj_from_f16({})", torch.bool: "({} != 0)"}
+        return spelled.get(dtype, "{}").format(at)
 
     def store(self, dtype: torch.dtype, value: str) -> str:
         return {torch.bfloat16: f"tj_to_bf16({value})", torch.float16: f"tj_to_f16({value})"}.get(dtype, value)
@@ -55,7 +59,7 @@ CPU = CpuDialect()
 
 @dataclass(frozen=True)
 class Function:
-    """C text of one kernel, the same for equal kernels whatever their buffers are. `buffers` in the order of its pointers."""
+    """C text of one kernel, the same for equal kernels whatever their buffers are; `buffers` in its pointers' order."""
 
     text: str
     buffers: tuple[str, ...]
@@ -95,8 +99,10 @@ def _task(body: Body) -> list[str]:
     u = body.units
     bound = "{u}l * {t} / n" if u < 4096 else "({t} == n ? {u}l : {u}l * {t} / n & ~63l)"
     for n, _ in enumerate(body.blocks):
-        lines += [f"static void NAME_task{n}(void *q) {{ NAME_args *a = q; i64 t = omp_get_thread_num(), n = omp_get_num_threads();",
-                  f"  NAME_range{n}(a->p, {bound.format(u=u, t='t')}, {bound.format(u=u, t='(t + 1)')}, a->part + t * {8 * body.slots}, a->done, a->err); }}"]
+        low, high = (bound.format(u=u, t=t) for t in ("t", "(t + 1)"))
+        lines += [f"static void NAME_task{n}(void *q) {{",
+                  "  NAME_args *a = q; i64 t = omp_get_thread_num(), n = omp_get_num_threads();",
+                  f"  NAME_range{n}(a->p, {low}, {high}, a->part + t * {8 * body.slots}, a->done, a->err); }}"]
     return lines
 
 
@@ -108,16 +114,19 @@ def most_threads(kernel: Kernel, body: Body) -> int:
 
 def _entry(kernel: Kernel, w: Writer, body: Body, pointers: Block) -> list[str]:
     work = most_threads(kernel, body)
-    lines = ["static int NAME(int nt, void *const *p) {", f"  int bad = 0; nt = nt > {work} ? {work} : nt < 1 ? 1 : nt;"]
+    lines = ["static int NAME(int nt, void *const *p) {",
+             f"  int bad = 0; nt = nt > {work} ? {work} : nt < 1 ? 1 : nt;"]
     if body.slots:
-        lines.append(f"  char part[{8 * body.slots * MOST_THREADS}] __attribute__((aligned(64))), done[{8 * body.slots}] __attribute__((aligned(64)));")
+        lines += [f"  char part[{8 * body.slots * MOST_THREADS}] __attribute__((aligned(64)));",
+                  f"  char done[{8 * body.slots}] __attribute__((aligned(64)));"]
         lines += Block([pointers]).text(0)
     else:
         lines.append("  char *part = 0, *done = 0;")
     lines.append("  NAME_args a = {p, part, done, &bad};")
     for n, block in enumerate(body.blocks):
         if len(block):
-            lines.append(f"  if (nt > 1) GOMP_parallel(NAME_task{n}, &a, nt, 0); else NAME_range{n}(p, 0, {body.units}, part, done, &bad);")
+            lines += [f"  if (nt > 1) GOMP_parallel(NAME_task{n}, &a, nt, 0);",
+                      f"  else NAME_range{n}(p, 0, {body.units}, part, done, &bad);"]
         if body.combine and len(body.combine[n]):
             lines += ["  {", *body.combine[n].text(2), "  }"]
     return lines + ["  return bad;", "}"]

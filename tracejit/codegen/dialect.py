@@ -18,10 +18,10 @@ class Dialect:
     letter: dict[str, str] = {}                                # register type -> suffix of helper functions
     primitives: dict[str, str] = PRIMITIVES
     math: str = ""                                             # what the names of C's mathematical functions begin with
-    not_positive: dict[str, str] = {}                          # functions of floats that are cheaper for arguments at most zero
+    not_positive: dict[str, str] = {}                          # functions of floats that are cheaper where x <= 0
     vector_pragma: str = ""
-    transposes: dict[int, str] = {}                            # bytes of an element -> (from, step, to, width) of 16 x 16
-    stream: str = ""                                           # (to, from, bytes): stores past the caches, if there are any
+    transposes: dict[int, str] = {}                            # an element's bytes -> (from, step, to, width)
+    stream: str = ""                                           # (to, from, bytes): stores past the caches
     index_type: str = "long long"
 
     def load(self, dtype: torch.dtype, at: str) -> str:
@@ -64,9 +64,10 @@ class Dialect:
 
 
 UNSIGNED = {"int": "u32", "i64": "u64", "short": "u16", "signed char": "u8", "u8": "u8"}
-LOWEST = {"i64": "(-0x7fffffffffffffffl - 1)", "int": "(-0x7fffffff - 1)", "short": "-32768", "signed char": "-128", "u8": "0",
-          "_Bool": "0"}
-HIGHEST = {"i64": "0x7fffffffffffffffl", "int": "0x7fffffff", "short": "32767", "signed char": "127", "u8": "255", "_Bool": "1"}
+LOWEST = {"i64": "(-0x7fffffffffffffffl - 1)", "int": "(-0x7fffffff - 1)", "short": "-32768", "signed char": "-128",
+          "u8": "0", "_Bool": "0"}
+HIGHEST = {"i64": "0x7fffffffffffffffl", "int": "0x7fffffff", "short": "32767", "signed char": "127", "u8": "255",
+           "_Bool": "1"}
 
 
 def literal(value: Any, ctype: str) -> str:

@@ -23,7 +23,8 @@ class Signature:
         own = set(nest.calls)
         self.here = own | self._floating(nest.calls, floats)
         calls = sorted(self.here, key=lambda c: c.position)
-        self.key: Hashable = (nest.shape, nest.reduced, nest.split, tuple(self._call(c, c in own, wanted) for c in calls))
+        made = tuple(self._call(c, c in own, wanted) for c in calls)
+        self.key: Hashable = (nest.shape, nest.reduced, nest.split, made)
 
     def _floating(self, calls: list[Call], floats: Callable[[Call], bool]) -> set[Call]:
         found: set[Call] = set()

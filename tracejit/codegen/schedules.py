@@ -1,4 +1,4 @@
-"""The four loop structures of a kernel. Each writes the body of a function over a range [lo, hi) of units that threads share.
+"""The four loop structures of a kernel. Each writes a function over a range [lo, hi) of units that threads share.
 
     pointwise   rows of a vector loop (or one shared vector loop); a transpose goes by tiles
     row         one unit is a row: a stage is one pass over it, what passes share is kept in a buffer
@@ -17,10 +17,10 @@ from .index import Var
 from .kernel import HEAVY, Expr, Kernel, Reduction, Stage, below
 from .streaming import Range, by_chunks
 
-COLUMNS, ROW_BLOCK = 256, 16  # columns of a unit; rows that are summed in the element type before they are added in double
+COLUMNS, ROW_BLOCK = 256, 16  # columns of a unit; rows summed in the element type before they are added in double
 FEW_UNITS = 8                 # fewer blocks of rows than this leave threads without work
-SQUARE, TILES = (128, 128), {4: (512, 16)}     # of a transpose: (read one after the other, written so), by bytes of an element
-RUN = 256                    # elements that are folded in the element type, lane by lane, before they are added in double
+SQUARE, TILES = (128, 128), {4: (512, 16)}     # of transposes, by an element's bytes: (read in a row, written in a row)
+RUN = 256                    # elements folded in the element type, lane by lane, before they are added in double
 SHARED_ROW = 16384
 
 
@@ -137,9 +137,9 @@ def _fold(w: Writer, r: Reduction, into: str, flag: str) -> None:
         block.append(f"{flag} |= {value} != {value};")
 
 
-def _pass(w: Writer, block: Block, stage: Stage, v: Var, extra: Callable[[], None], shared: tuple | None = None) -> None:
-    """A vector loop that folds into the accumulators w. Costly floats are summed as floats for a run of elements, and from
-    run to run in double; where an addition's latency is all that the loop costs, the conversions to double are free."""
+def _pass(w: Writer, block: Block, stage: Stage, v: Var, extra: Callable[[], None], shared: Range = None) -> None:
+    """A vector loop that folds into the accumulators w. Costly floats are summed as floats for a run of elements, and
+    from run to run in double; where an addition's latency is all that a loop costs, conversions are free."""
     if v.size > RUN and any(partial_type(w, r) != wide_type(w, r) for r in stage.reductions):
         low, high = shared or ("0", str(v.size))
         whole = shared is None and v.size % RUN == 0
@@ -151,7 +151,7 @@ def _pass(w: Writer, block: Block, stage: Stage, v: Var, extra: Callable[[], Non
         _run(w, block, stage, v, extra, shared)
 
 
-def _run(w: Writer, block: Block, stage: Stage, v: Var, extra: Callable[[], None], shared: tuple | None) -> None:
+def _run(w: Writer, block: Block, stage: Stage, v: Var, extra: Callable[[], None], shared: Range) -> None:
     """One vector loop that folds into partials p, which are then folded into the accumulators."""
     reductions = stage.reductions
     clause = ""
@@ -167,7 +167,8 @@ def _run(w: Writer, block: Block, stage: Stage, v: Var, extra: Callable[[], None
         w.stores(stage.stores)
     w.vector_loop(block, v, stage.roots, body, clause, shared)
     for r in reductions:
-        block.append(FOLD[r.kind].format(f"w{r.number}", f"p{r.number}") + (f" f{r.number} |= n{r.number};" if loses_nan(r) else ""))
+        flag = f" f{r.number} |= n{r.number};" if loses_nan(r) else ""
+        block.append(FOLD[r.kind].format(f"w{r.number}", f"p{r.number}") + flag)
 
 
 def _running(stage: Stage) -> list[Expr]:
@@ -200,7 +201,8 @@ def _row_stage(w: Writer, k: Kernel, n: int, block: Block) -> None:
 
         def passes(inside: Block) -> None:
             inside += ["{", Block(), "}"]
-            by_chunks(w, k, inside[-2], v, stage.stores, None, lambda deep, shared: _pass(w, deep, stage, v, keep, shared))
+            by_chunks(w, k, inside[-2], v, stage.stores, None,
+                      lambda deep, shared: _pass(w, deep, stage, v, keep, shared))
         w.nested(block, k.inner[:-1], passes)
         w.special = {}
     for r in stage.reductions:
@@ -241,7 +243,8 @@ def _column(w: Writer, k: Kernel) -> Body:
     column_block = Var(1_000_000, blocks)
 
     def unit(inside: Block) -> None:
-        inside.append(f"const i64 Q = i{column_block.number}*{wide}, nq = {lane.size} - Q < {wide} ? {lane.size} - Q : {wide};")
+        inside.append(f"const i64 Q = i{column_block.number}*{wide}, "
+                      f"nq = {lane.size} - Q < {wide} ? {lane.size} - Q : {wide};")
         for stage in k.stages:
             _column_stage(w, k, stage, inside, lane, wide)
     w.rows(block, [*rest, column_block], unit)
@@ -295,7 +298,7 @@ def _slot_type(w: Writer, r: Reduction) -> str:
 
 
 def _whole(w: Writer, k: Kernel) -> Body:
-    """Partial results lie in part[thread][row][reduction], results in done[row][reduction]: doubles, or i64 in their place."""
+    """Partial results lie in part[thread][row][reduction], results in done[row][reduction], as doubles or i64."""
     count = max(1, sum(len(s.reductions) for s in k.stages))
     v, above = k.inner[-1], k.inner[:-1]
     bodies, combines = [], []
@@ -306,8 +309,10 @@ def _whole(w: Writer, k: Kernel) -> Body:
             _results(w, k, stage, inside, count)
             _declare_wide(w, inside, stage.reductions)
             if above:
-                w.rows(inside, above, lambda deep: (deep.append("{"), deep.append(Block()), _pass(w, deep[-1], stage, v, _nothing),
-                                                    deep.append("}")))
+                def deepest(deep: Block) -> None:
+                    deep += ["{", Block(), "}"]
+                    _pass(w, deep[-2], stage, v, _nothing)
+                w.rows(inside, above, deepest)
             else:
                 _pass(w, inside, stage, v, _nothing, ("lo", "hi"))
             for r in stage.reductions:

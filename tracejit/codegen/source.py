@@ -16,7 +16,7 @@ ENTRY = "tj_region"
 
 @dataclass(frozen=True)
 class Source:
-    """`buffers`: what each pointer of the entry shows, kernel by kernel; index 0 of a buffer is its storage's first element.
+    """`buffers`: what each pointer of the entry shows, kernel by kernel; index 0 of one is its storage's first element.
     `made`: the roots of storages that the region makes, results and temporaries."""
 
     text: str
@@ -118,8 +118,10 @@ def _entry(batches: list[Batch]) -> list[str]:
 def _loop(name: str, b: Batch, count: int, pointers: int) -> list[str]:
     each = f"{b.name}({{}}, p + i * {pointers});"
     if not b.shared:
-        return [f"static void {name}(int nt, void *const *p) {{ for (i64 i = 0; i < {count}; i++) {each.format('nt')} }}"]
-    return [f"static void {name}_range(void *const *p, i64 lo, i64 hi) {{ for (i64 i = lo; i < hi; i++) {each.format(1)} }}",
+        return [f"static void {name}(int nt, void *const *p) {{",
+                f"  for (i64 i = 0; i < {count}; i++) {each.format('nt')} }}"]
+    return [f"static void {name}_range(void *const *p, i64 lo, i64 hi) {{",
+            f"  for (i64 i = lo; i < hi; i++) {each.format(1)} }}",
             f"static void {name}_task(void *p) {{ i64 t = omp_get_thread_num(), n = omp_get_num_threads();",
             f"  {name}_range(p, {count} * t / n, {count} * (t + 1) / n); }}",
             f"static void {name}(int nt, void *const *p) {{ nt = nt > {b.threads} ? {b.threads} : nt;",

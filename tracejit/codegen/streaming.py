@@ -18,7 +18,7 @@ Range = Optional[tuple[str, str]]
 
 
 def streamed(w: Writer, k: Kernel, v: Var, stores: list[Store]) -> list[Store]:
-    """The stores worth streaming: memory bounds the kernel, and whole lines of their buffers are written, once and unread."""
+    """The stores worth streaming: memory bounds the kernel, and whole lines of a buffer are written once, unread."""
     moved = k.bytes_read + k.bytes_written
     if not w.d.stream or moved <= LARGE or any(e.op in HEAVY for e in k.expressions):
         return []
