@@ -13,7 +13,7 @@ from .index import Var
 from .kernel import HEAVY, Kernel, Store
 
 LARGE = 32 << 20             # bytes that a kernel moves: the size of a usual last-level cache
-CHUNK = 1024                 # elements
+CHUNK = 256                  # elements
 Range = Optional[tuple[str, str]]
 
 
