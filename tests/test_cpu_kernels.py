@@ -11,6 +11,7 @@ import torch
 
 import tracejit
 from regions import FuseRuns, fused
+from tracejit.codegen.schedules import COLUMN_UNIT
 from tracejit.errors import FallbackWarning
 from tracejit.executors.cpu import CpuExecutor
 from tracejit.executors import kernel_cache
@@ -118,6 +119,36 @@ def test_results_beyond_the_caches_are_streamed(fn, threads):
 def test_results_that_a_cache_holds_are_stored_plainly():
     _, (source,) = compiled(lambda x, y: x * 2 + y, torch.randn(1000, 2000), torch.randn(1000, 2000))
     assert "tj_stream" not in source.text
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("shape", [(200, 1024), (200, 2500), (5, 90, 70), (3, 70, 1100), (300, 17)])
+def test_columns_are_walked_together_and_shared_among_threads(shape, threads):
+    x, before = torch.randn(shape), torch.get_num_threads()
+    jitted = tracejit.jit(lambda x: ((x * 2).sum(-2), x.abs().amax(-2)), executors=["cpu"], fallback="error")
+    torch.set_num_threads(threads)
+    try:
+        total, most = jitted(x)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(total.double(), (x.double() * 2).sum(-2), rtol=1e-6, atol=1e-5)
+    assert torch.equal(most, x.abs().amax(-2))
+
+
+def test_a_thread_takes_its_columns_at_once():
+    _, (source,) = compiled(lambda x: (x * 2).sum(0), torch.randn(200, 1024))
+    assert source.threads == 1024 // COLUMN_UNIT and "float p0[1024]" in source.text
+
+
+def test_logsumexp_fetches_the_next_row_and_takes_the_exponential_of_what_is_never_positive():
+    inf, x = math.inf, torch.randn(600, 1000) * 20
+    x[0], x[1, 5], x[2, 5], x[3, 7], x[4], x[5, :2] = -inf, inf, math.nan, -inf, inf, torch.tensor([-inf, inf])
+    x[6, :2], x[7], x[8] = torch.tensor([math.nan, inf]), 3e38, -3e38
+    for rows, fetches in ((600, 1), (20, 0)):
+        jitted = tracejit.jit(lambda x: torch.logsumexp(x, 1) * 1, executors=["cpu"], fallback="error")
+        torch.testing.assert_close(jitted(x[:rows]), torch.logsumexp(x[:rows], 1), equal_nan=True)
+        text = jitted.last_traces[-1].regions[0].sym.fn.source.text
+        assert text.count("__builtin_prefetch(") == fetches and text.count("tj_exp_low_f(t") == 1
 
 
 def test_nans_stay_nans_in_halves():

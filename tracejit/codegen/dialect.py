@@ -22,6 +22,7 @@ class Dialect:
     vector_pragma: str = ""
     transposes: dict[int, str] = {}                            # an element's bytes -> (from, step, to, width)
     stream: str = ""                                           # (to, from, bytes): stores past the caches
+    prefetch: str = ""                                         # asks for the line of an address
     index_type: str = "long long"
 
     def load(self, dtype: torch.dtype, at: str) -> str:

@@ -239,11 +239,13 @@ def truth(e: Expr, within: dict[Var, Bounds]) -> Optional[bool]:
 
 
 def never_positive(e: Expr) -> bool:
-    """Is a float value at most zero, or NaN, whatever is loaded: the distance from the largest, or a negated magnitude?"""
+    """Is a float value at most zero, or NaN, whatever is loaded: cut off, a negated magnitude, or less than a maximum?"""
     while e.op == "round":                                     # rounding keeps the order, and zero
         e = e.args[0]
     if e.op == "neg":
         return e.args[0].op == "abs"
+    if e.op in ("clamp_max", "clamp_max_number"):
+        return e.args[1].op == "const" and e.args[1].extra <= 0
     if e.op != "sub":
         return False
     value, most = map(_exact_origin, e.args)

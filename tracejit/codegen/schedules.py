@@ -15,10 +15,10 @@ from .c import Block, Writer
 from .dialect import CLAUSE, FIRST, FOLD, Dialect, finished, first_value, loses_nan
 from .index import Var
 from .kernel import HEAVY, Expr, Kernel, Reduction, Stage, below
-from .streaming import Range, by_chunks
+from .streaming import Range, by_chunks, fetch_next_row
 
-COLUMNS, ROW_BLOCK = 256, 16  # columns of a unit; rows summed in the element type before they are added in double
-FEW_UNITS = 8                 # fewer blocks of rows than this leave threads without work
+COLUMNS, ROW_BLOCK = 1024, 16  # columns walked at once; rows summed in the element type before they are added in double
+COLUMN_UNIT = 64              # columns that one thread takes at least
 SQUARE, TILES = (128, 128), {4: (512, 16)}     # of transposes, by an element's bytes: (read in a row, written in a row)
 RUN = 256                    # elements folded in the element type, lane by lane, before they are added in double
 SHARED_ROW = 16384
@@ -137,17 +137,21 @@ def _fold(w: Writer, r: Reduction, into: str, flag: str) -> None:
         block.append(f"{flag} |= {value} != {value};")
 
 
-def _pass(w: Writer, block: Block, stage: Stage, v: Var, extra: Callable[[], None], shared: Range = None) -> None:
+def _pass(w: Writer, block: Block, stage: Stage, v: Var, extra: Callable[[], None], shared: Range = None,
+          ahead: Callable[[Block, Range], None] = lambda block, part: None) -> None:
     """A vector loop that folds into the accumulators w. Costly floats are summed as floats for a run of elements, and
-    from run to run in double; where an addition's latency is all that a loop costs, conversions are free."""
+    from run to run in double; where an addition's latency is all that a loop costs, conversions are free.
+    `ahead` writes what precedes each part of the loop."""
     if v.size > RUN and any(partial_type(w, r) != wide_type(w, r) for r in stage.reductions):
         low, high = shared or ("0", str(v.size))
         whole = shared is None and v.size % RUN == 0
         end = f"B + {RUN}" if whole else f"B + {RUN} < {high} ? B + {RUN} : {high}"
         run = Block([f"const i64 E = {end};"])
+        ahead(run, ("B", "E"))
         _run(w, run, stage, v, extra, ("B", "E"))
         block += [f"for (i64 B = {low}; B < {high}; B += {RUN}) {{", run, "}"]
     else:
+        ahead(block, shared)
         _run(w, block, stage, v, extra, shared)
 
 
@@ -202,7 +206,8 @@ def _row_stage(w: Writer, k: Kernel, n: int, block: Block) -> None:
         def passes(inside: Block) -> None:
             inside += ["{", Block(), "}"]
             by_chunks(w, k, inside[-2], v, stage.stores, None,
-                      lambda deep, shared: _pass(w, deep, stage, v, keep, shared))
+                      lambda deep, shared: _pass(w, deep, stage, v, keep, shared,
+                                                 lambda inside, part: fetch_next_row(w, k, n, inside, part)))
         w.nested(block, k.inner[:-1], passes)
         w.special = {}
     for r in stage.reductions:
@@ -235,20 +240,23 @@ def _column_lane(k: Kernel) -> Var:
 
 
 def _column(w: Writer, k: Kernel) -> Body:
+    """Threads share units of columns. One walks neighbouring units together: long rows are read fastest."""
     lane = _column_lane(k)
     rest = [v for v in k.outer if v != lane]
-    shares = 1 if math.prod(v.size for v in rest) >= FEW_UNITS else 2      # of a row: whole ones are read fastest
-    wide = min(COLUMNS, max(16, -(-lane.size // (16 * shares)) * 16))
-    blocks, block = -(-lane.size // wide), Block()
-    column_block = Var(1_000_000, blocks)
-
-    def unit(inside: Block) -> None:
-        inside.append(f"const i64 Q = i{column_block.number}*{wide}, "
-                      f"nq = {lane.size} - Q < {wide} ? {lane.size} - Q : {wide};")
-        for stage in k.stages:
-            _column_stage(w, k, stage, inside, lane, wide)
-    w.rows(block, [*rest, column_block], unit)
-    return Body([block], blocks * math.prod(v.size for v in rest), [])
+    unit = min(COLUMN_UNIT, -(-lane.size // 32) * 16)
+    units, block, inside = -(-lane.size // unit), Block(), Block()
+    together = max(1, min(COLUMNS // max(1, *(len(s.reductions) for s in k.stages)) // unit, units))
+    step = units
+    for v in reversed(rest):
+        inside.append(f"const i64 i{v.number} = o/{step}" + (f" % {v.size};" if v is not rest[0] else ";"))
+        step *= v.size
+    inside += [f"const i64 u = o % {units}, left = hi - o < {units} - u ? hi - o : {units} - u, Q = u*{unit};",
+               f"const i64 taken = left < {together} ? left : {together};",
+               f"const i64 nq = {lane.size} - Q < taken*{unit} ? {lane.size} - Q : taken*{unit};"]
+    for stage in k.stages:
+        _column_stage(w, k, stage, inside, lane, together * unit)
+    block += ["for (i64 o = lo; o < hi;) {", inside, Block(["o += taken;"]), "}"]
+    return Body([block], step, [])
 
 
 def _lanes(w: Writer, block: Block, lane: Var, body: Callable[[], None]) -> None:

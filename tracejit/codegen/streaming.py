@@ -1,8 +1,11 @@
-"""Stores that pass the caches by, in kernels that move more than the caches hold.
+"""What memory is told beforehand: stores that pass the caches by, and rows that are fetched before they are read.
 
-Such a kernel leaves little of its results in a cache for whoever reads them next, while an ordinary store first reads
-the line that it overwrites. A loop is cut into chunks; a chunk of each streamed result is gathered in the first-level
-cache and goes to memory in whole lines.
+A kernel that moves more than the caches hold leaves little of its results in a cache for whoever reads them next, while
+an ordinary store first reads the line that it overwrites. A loop is cut into chunks; a chunk of each streamed result is
+gathered in the first-level cache and goes to memory in whole lines.
+
+The processor fetches memory ahead of a loop that reads it, and has nothing to fetch while a later pass works on a row
+in the cache. The first costly one of these asks for the next row.
 """
 from __future__ import annotations
 
@@ -10,10 +13,13 @@ from typing import Callable, Optional
 
 from .c import Block, Writer
 from .index import Var
-from .kernel import HEAVY, Kernel, Store
+from .kernel import HEAVY, Kernel, Store, below
 
 LARGE = 32 << 20             # bytes that a kernel moves: the size of a usual last-level cache
 CHUNK = 256                  # elements
+FAR = 1 << 20                # bytes that a kernel reads: more than a usual second-level cache holds
+LINE = 64                    # bytes
+ROW = 64 << 10               # bytes of a row of all that is fetched: more would drive out what is in use
 Range = Optional[tuple[str, str]]
 
 
@@ -46,3 +52,30 @@ def by_chunks(w: Writer, k: Kernel, block: Block, v: Var, stores: list[Store], s
         at = f"&{w.pointers[s.buffer]}[{w.index(s.index)}]"
         chunk.append(f"{{ const i64 i{v.number} = B; {w.d.stream}({at}, O{n}, (E - B) * {s.value.dtype.itemsize}); }}")
     block += [f"for (i64 B = {low}; B < {high}; B += {CHUNK}) {{", chunk, "}"]
+
+
+def fetch_next_row(w: Writer, k: Kernel, n: int, block: Block, part: Range) -> None:
+    """In stage n of a row, for a range of the inner variable (all of it: None)."""
+    if not w.d.prefetch or k.bytes_read <= FAR or n != _costly_pass(k):
+        return
+    v, row = k.inner[-1], k.outer[-1]
+    far = {(e.extra[0], e.index): e for e in k.expressions if e.op == "load" and not e.args and e.index.affine_in(v)
+           and e.index.affine_in(row) and e.index.coefficient(v) == 1 and e.index.coefficient(row)}
+    if sum(v.size * e.dtype.itemsize for e in far.values()) > ROW:
+        return
+    low, high = part or ("0", str(v.size))
+    i = f"i{v.number}"
+    for e in far.values():
+        at = f"{w.pointers[e.extra[0]]}[{w.index(e.index + e.index.coefficient(row))}]"
+        block.append(f"for (i64 {i} = {low}; {i} < {high}; {i} += {LINE // e.dtype.itemsize}) {w.d.prefetch.format('&' + at)};")
+
+
+def _costly_pass(k: Kernel) -> Optional[int]:
+    """The first pass over a row in the cache that computes something costly."""
+    if len(k.inner) != 1 or not k.outer:
+        return None
+    for n, stage in enumerate(k.stages[1:], 1):
+        again = {e for e, s in k.kept.items() if s < n}
+        if any(e.op in HEAVY for root in stage.roots for e in below(root) if e not in again):
+            return n
+    return None

@@ -84,8 +84,8 @@ def logsumexp(x, dim, keepdim=False):
         return NotImplemented
     x = wide(x)
     top = x.amax(dim, True)
-    top = torch.where(top.abs() == math.inf, 0, top)
-    total = torch.exp(x - top).sum(dim, True).log() + top
+    below = (x - torch.where(top.abs() == math.inf, 0, top)).clamp(max=0)      # changes nothing where the largest is finite
+    total = torch.exp(below).sum(dim, True).log() + top
     return total if keepdim else total.squeeze(dim)
 
 
