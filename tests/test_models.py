@@ -158,10 +158,20 @@ def test_forward_is_as_eager(build, training, executors):
     assert jitted.cache_info().fallbacks == 0
 
 
+each_executor = pytest.mark.parametrize("executors", [None, ["torch"]], ids=["fused", "torch"])
+
+
+def rounded(a, b):
+    """As `near`, but a gradient that is zero but for rounding (a key's bias) is as good as another one."""
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-6) if a.is_floating_point() else torch.equal(a, b)
+
+
 @every_model
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-def test_gradients_are_as_eager(build, training):
-    model, jitted, inputs = pair(build, training)
+@each_executor
+def test_gradients_are_as_eager(build, training, executors):
+    model, jitted, inputs = pair(build, training, executors=executors)
+    values = equal_bits if executors else rounded
     for call in range(2):
         for net in (model, jitted):
             torch.manual_seed(call)
@@ -169,15 +179,17 @@ def test_gradients_are_as_eager(build, training):
             net(**inputs)["loss"].backward()
         gradients = {name: p.grad for name, p in model.named_parameters()}
         assert any(g is not None for g in gradients.values())
-        assert_same_tensors(gradients, {name: p.grad for name, p in jitted.named_parameters()}, f"call {call}: grad")
-        assert_same_tensors(dict(model.named_buffers()), dict(jitted.named_buffers()), f"call {call}: buffer")
+        assert_same_tensors(gradients, {name: p.grad for name, p in jitted.named_parameters()}, f"call {call}: grad", values)
+        assert_same_tensors(dict(model.named_buffers()), dict(jitted.named_buffers()), f"call {call}: buffer", values)
+    assert jitted.replayed_because == ""
 
 
 @every_model
-def test_training_steps_are_as_eager(build):
-    model, jitted, inputs = pair(build, True)
+@each_executor
+def test_training_steps_are_as_eager(build, executors):
+    model, jitted, inputs = pair(build, True, executors=executors)
     optimizers = [torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9) for net in (model, jitted)]
-    for call in range(3):
+    for call in range(5):
         losses = []
         for net, optimizer in zip((model, jitted), optimizers, strict=True):
             torch.manual_seed(call)
@@ -185,8 +197,9 @@ def test_training_steps_are_as_eager(build):
             losses.append(net(**inputs)["loss"])
             losses[-1].backward()
             optimizer.step()
-        assert torch.equal(*losses), f"step {call}"
-    assert_same_tensors(model.state_dict(), jitted.state_dict(), "state")
+        assert torch.equal(*losses) if executors else torch.allclose(*losses, rtol=1e-5), f"step {call}"
+    assert_same_tensors(model.state_dict(), jitted.state_dict(), "state", equal_bits if executors else rounded)
+    assert jitted.replayed_because == ""
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -55,6 +55,8 @@ class CompiledFunction:
         self.options = options
         self.name = _name_of(fn, options.name)
         self.last_traces: list[Trace] = []
+        self.last_backward_traces: list[Trace] = []
+        self.replayed_because = ""           # why the latest compile replays the program under autograd, call by call
         self._tables: dict[Any, EntryTable] = {}
         self._eager: dict[Any, UnsupportedError] = {}
         self._hits = self._misses = self._fallbacks = 0
@@ -118,12 +120,13 @@ class CompiledFunction:
             return entry, tensors
         captured = self._capture(inputs)
         try:
-            traces = lower(captured, self.options)
+            lowered = lower(captured, self.options)
         except EagerRefuses as error:
             raise _ProgramError from error
-        entry = make_entry(captured, traces[-1])
+        entry = make_entry(captured, lowered.traces[-1], lowered.backward, bool(lowered.replayed))
         tensors = self._tables.setdefault(key, EntryTable()).add(captured.guards, inputs, entry)
-        self.last_traces = traces
+        self.last_traces, self.replayed_because = lowered.traces, lowered.replayed
+        self.last_backward_traces = lowered.backward.traces if lowered.backward is not None else []
         self._misses += 1
         if "recompiles" in log_topics():
             why = table.why_missed(inputs) if table is not None else "new arguments" if self._misses > 1 else "first call"
@@ -165,8 +168,8 @@ class CompiledFunction:
 
     @property
     def kernels(self) -> list[Kernel]:
-        """The kernels of the latest compile, in the order in which they run."""
-        return kernels_of(self.last_traces)
+        """The kernels of the latest compile, in the order in which they run, those of the backward pass last."""
+        return [*kernels_of(self.last_traces), *kernels_of(self.last_backward_traces)]
 
     def cache_info(self) -> CacheInfo:
         """Counts since the last `cache_clear`."""
@@ -214,6 +217,14 @@ class CompiledModule:
     def kernels(self) -> list[Kernel]:
         return type(self)._tracejit.kernels
 
+    @property
+    def last_backward_traces(self) -> list[Trace]:
+        return type(self)._tracejit.last_backward_traces
+
+    @property
+    def replayed_because(self) -> str:
+        return type(self)._tracejit.replayed_because
+
     def cache_info(self) -> CacheInfo:
         return type(self)._tracejit.cache_info()
 
@@ -251,12 +262,15 @@ def jit(fn: Optional[Callable] = None, **options: Any) -> Any:
         fallback: "warn" (a call that cannot be captured runs eagerly, with one warning per cause), "silent", or
             "error" (it raises `UnsupportedError`).
         numerics: "eager" or "fast".
+        recompute: what backward computes again instead of keeping it: "fused" (what costs nothing in a kernel), "never" or
+            "always".
         transforms: functions `Trace -> Trace`, applied to the functionalized trace.
         name: the name in traces and messages.
 
     Returns:
-        A callable with `last_traces`, `cache_info()` and `cache_clear()`; for a module, a module that shares everything
-        with it.
+        A callable with `last_traces`, `last_backward_traces`, `cache_info()` and `cache_clear()`; for a module, a module
+        that shares everything with it. A program whose gradients cannot be traced is replayed under autograd, call by
+        call; `replayed_because` then says why.
 
     Raises:
         TypeError: an unknown option, or a value that an option cannot have.

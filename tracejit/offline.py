@@ -141,7 +141,9 @@ def lower(fn: Callable, *args: Any, device: str = "cuda", arch: str = "sm_90", s
         captured = capture(fn, CallInputs(args, kwargs), getattr(fn, "__name__", "program"))
         if captured.replay_because:
             raise UnsupportedError(f"lower() needs a program that its ATen calls tell in full: {captured.replay_because}")
-        traces = lower_traces(_moved(captured, where), Options(executors=(_Offline(single_ops),)))
+        if captured.joint is not None:
+            raise UnsupportedError("lower() makes the kernels of programs without gradients: call it under torch.no_grad()")
+        traces = lower_traces(_moved(captured, where), Options(executors=(_Offline(single_ops),))).traces
     kernels = tuple(LoweredKernel(r, r.sym.fn.source, arch) for r in traces[-1].regions)
     return Lowered(tuple(traces), kernels)
 

@@ -7,6 +7,7 @@ from typing import Any, Callable, Mapping, Optional
 
 FALLBACKS = ("warn", "error", "silent")
 NUMERICS = ("eager", "fast")
+RECOMPUTE = ("fused", "never", "always")
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class Options:
     fallback: what happens when a call cannot be captured: "warn" (eager, one warning per cause), "silent", "error".
     numerics: "eager" (the same bits wherever eager's are defined) or "fast": kernels may round `a * b + c` once, and round
         half-precision values where they are stored, not at every op; no further from exact results than eager, but for a bit.
+    recompute: what the backward pass computes again instead of keeping it: what costs nothing inside a kernel ("fused"),
+        nothing ("never"), or whatever spares memory ("always").
     transforms: functions Trace -> Trace, applied in order to the functionalized trace.
     name: how the function is called in traces and messages; default: its own name.
     """
@@ -28,6 +31,7 @@ class Options:
     disable_inplace_copy_check: bool = False
     fallback: str = "warn"
     numerics: str = "eager"
+    recompute: str = "fused"
     transforms: tuple[Callable, ...] = ()
     name: Optional[str] = None
 
@@ -42,7 +46,7 @@ def make_options(given: dict[str, Any]) -> Options:
         if isinstance(given.get(name), list):
             given = {**given, name: tuple(given[name])}
     options = Options(**given)
-    values = {"fallback": FALLBACKS, "numerics": NUMERICS, "disable_inplace_copy_check": (True, False)}
+    values = {"fallback": FALLBACKS, "numerics": NUMERICS, "recompute": RECOMPUTE, "disable_inplace_copy_check": (True, False)}
     for name, allowed in values.items():
         value = getattr(options, name)
         if value not in allowed:

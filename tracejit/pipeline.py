@@ -2,17 +2,19 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
-from typing import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Callable, Optional, Sequence
 
-from .capture.tracer import Capture
-from .errors import TraceError
+from .capture.joint import Joint, Layout, NoSplit
+from .capture.tracer import AUTOGRAD, Capture
+from .errors import EagerRefuses, TraceError, UnsupportedError
 from .executors.claim import claim
 from .executors.registry import Executor, fuses, resolve
 from .executors.torch_fallback import TORCH
 from .ir.check import check_trace
 from .ir.trace import Trace
 from .options import Options, check_traces, log_topics
+from .passes.autodiff import Half, Halves, Mixed, refuse_several_views, split
 from .passes.copies import copies
 from .passes.cse import cse
 from .passes.dce import dce
@@ -26,32 +28,130 @@ Stage = tuple[str, Callable[[Trace], Trace]]
 FUNCTIONAL: tuple[Stage, ...] = (("functionalize", functionalize), ("cse", cse), ("copies", copies), ("dce", dce))
 
 
-def lower(capture: Capture, options: Options) -> list[Trace]:
-    """All traces of one compile; the last one runs.
+@dataclass(frozen=True, eq=False)
+class Part:
+    """The backward pass of some results. `traces`: its stages of lowering; `half`: what it takes and gives."""
 
-    A program of which the ATen calls do not tell all (autograd, above all) runs as it was recorded, call by call.
+    traces: list[Trace]
+    half: Half
+
+
+@dataclass(frozen=True, eq=False)
+class Backward:
+    """The backward half of a program: its parts in the order in which they run.
+
+    kept: how many extra results of the forward program they take; again: a part for tangents laid out otherwise.
     """
+
+    parts: list[Part]
+    joint: Joint
+    kept: int
+    again: Callable[[int, tuple[Layout, ...]], Part]
+
+    @property
+    def traces(self) -> list[Trace]:
+        return [trace for part in self.parts for trace in part.traces]
+
+
+@dataclass(frozen=True, eq=False)
+class Lowered:
+    """All traces of one compile, the last of which runs. replayed: why it runs as recorded, call by call, or ""."""
+
+    traces: list[Trace]
+    backward: Optional[Backward] = None
+    replayed: str = ""
+
+
+def lower(capture: Capture, options: Options) -> Lowered:
+    """A program of which the ATen calls do not tell all runs as it was recorded, call by call."""
     if capture.replay_because:
-        return [checked(capture.calls)]
-    asked = resolve(options.executors, TORCH, options.executor_options)
-    executors = tuple(e.with_numerics(options.numerics) for e in asked)
-    traces = [capture.calls, checked(capture.ops)]
-    fusing = any(map(fuses, executors))
-    before, after, placing = fusing_stages(executors) if fusing else ((), (), claiming_stages(executors))
-    run_stages((*before, *FUNCTIONAL), traces)
-    if options.transforms:
+        return replayed(capture, capture.replay_because)
+    passes = Passes.of(options)
+    traces = [capture.calls, checked(capture.ops if capture.joint is None else capture.joint.ops)]
+    if capture.joint is None:
+        passes.functional(traces)
+        passes.place(traces, capture.ops)
+        return Lowered(traces)
+    try:
+        return lower_joint(capture.joint, traces, passes)
+    except (UnsupportedError, EagerRefuses, NoSplit) as error:
+        if capture.unnamed:
+            raise UnsupportedError(f"{error}: {capture.unnamed}") from error
+        return replayed(capture, f"{AUTOGRAD}: {error}")
+
+
+def replayed(capture: Capture, why: str) -> Lowered:
+    return Lowered([checked(capture.calls)], replayed=why)
+
+
+def lower_joint(joint: Joint, traces: list[Trace], passes: "Passes") -> Lowered:
+    """One functional trace of forward and backward, then each half for itself."""
+    refuse_several_views(joint.ops, joint.differentiable)
+    try:
+        first = cut(joint, traces, passes)
+    except Mixed:
+        joint = joint.recording.joint(staged=False)
+        traces = [traces[0], checked(joint.ops)]
+        first = cut(joint, traces, passes)
+
+    def half(found: Half) -> Part:
+        stages = [checked(found.trace)]
+        passes.place(stages)
+        return Part(stages, found)
+
+    def again(stage: int, layouts: tuple[Layout, ...]) -> Part:
+        other = joint.again(layouts)
+        return half(cut(other, [checked(other.ops)], passes, first.kept).backward[stage])
+
+    forward = [checked(first.forward)]
+    passes.place(forward, joint.recording.forward)
+    return Lowered([*traces, *forward], Backward(list(map(half, first.backward.values())), joint, len(first.kept), again))
+
+
+def cut(joint: Joint, traces: list[Trace], passes: "Passes", keep: Optional[tuple] = None) -> Halves:
+    passes.functional(traces)
+    return split(traces[-1], joint.results, joint.tangents, joint.saved(traces[-1]), passes.recompute, joint.stages,
+                 joint.summands, keep)
+
+
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """The stages that one set of options asks for."""
+
+    options: Options
+    before: tuple[Stage, ...]
+    after: tuple[Stage, ...]
+    placing: tuple[Stage, ...]
+    recompute: str
+
+    @classmethod
+    def of(cls, options: Options) -> "Passes":
+        asked = resolve(options.executors, TORCH, options.executor_options)
+        executors = tuple(e.with_numerics(options.numerics) for e in asked)
+        fusing = any(map(fuses, executors))
+        stages = fusing_stages(executors) if fusing else ((), (), claiming_stages(executors))
+        recompute = "never" if options.recompute == "fused" and not fusing else options.recompute
+        return cls(options, *stages, recompute)
+
+    def functional(self, traces: list[Trace]) -> None:
+        """Append the stages down to the functional trace, the user's transforms among them."""
+        run_stages((*self.before, *FUNCTIONAL), traces)
+        if self.options.transforms:
+            reference = traces[-1]
+            run_stages([(getattr(t, "__name__", "transform"), t) for t in self.options.transforms], traces)
+            prove(traces[-1], reference, self.options)
+
+    def place(self, traces: list[Trace], recorded: Optional[Trace] = None) -> None:
+        """Append the stages from a functional trace to the one that runs. recorded: the calls whose writes autograd is told."""
+        run_stages(self.after, traces)
         reference = traces[-1]
-        run_stages([(getattr(t, "__name__", "transform"), t) for t in options.transforms], traces)
-        prove(traces[-1], reference, options)
-    run_stages(after, traces)
-    reference = traces[-1]
-    run_stages(placing, traces)
-    checked(traces[-1], by_user=options.executors is not None)
-    prove(traces[-1], reference, options)
-    traces[-1] = versions(traces[-1], capture.ops)
-    if log_topics() & TOPICS:
-        traces[-1] = instrument(traces[-1], log_topics())
-    return traces
+        run_stages(self.placing, traces)
+        checked(traces[-1], by_user=self.options.executors is not None)
+        prove(traces[-1], reference, self.options)
+        if recorded is not None:
+            traces[-1] = versions(traces[-1], recorded)
+        if log_topics() & TOPICS:
+            traces[-1] = instrument(traces[-1], log_topics())
 
 
 def claiming_stages(executors: Sequence[Executor]) -> tuple[Stage, ...]:

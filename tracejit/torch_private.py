@@ -39,6 +39,7 @@ def _find(path: str) -> Any:
 
 unseen_by_function_modes: Callable = _find("_C.DisableTorchFunction")          # a context
 function_modes: Callable[[], int] = _find("_C._len_torch_function_stack")
+function_modes_see: Callable[[], bool] = _find("_C._is_torch_function_mode_enabled")       # there is one, and it is not disabled
 dispatch_modes: Callable[[], int] = _find("_C._len_torch_dispatch_stack")
 functorch_level: Callable[[], Any] = _find("_C._functorch.peek_interpreter_stack")
 autocast_is_on: Callable[[], bool] = _find("_C._is_any_autocast_enabled")
@@ -49,6 +50,7 @@ neg_view: Callable = _find("_neg_view")
 is_zero_tensor: Callable[[torch.Tensor], bool] = _find("_is_zerotensor")
 storage_use_count: Callable[[int], int] = _find("_C._storage_Use_Count")       # of a storage's address
 below_dispatch_modes: Callable = _find("_C._DisableTorchDispatch")             # a context
+run_backward: Callable = _find("autograd.graph._engine_run_backward")          # what torch.autograd.grad calls
 _top_hooks: Callable = _find("_C._autograd._top_saved_tensors_default_hooks")
 _has_kernel: Callable = _find("_C._dispatch_has_kernel_for_dispatch_key")
 
@@ -74,7 +76,8 @@ tensor_data_function: Optional[int] = _find_optional("_C._dynamo.guards._torchin
 @functools.lru_cache(None)
 def is_composite(overload: torch._ops.OpOverload) -> bool:
     """Made of other ops for every backend: in inference mode nobody has decomposed it before we see it."""
-    return _has_kernel(overload.name(), "CompositeImplicitAutograd")
+    name = overload.name()
+    return _has_kernel(name, "CompositeImplicitAutograd") and not _has_kernel(name, "CPU")     # silu_backward has both
 
 
 # ------------------------------------------------------------ fakes without torch._dynamo

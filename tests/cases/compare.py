@@ -45,8 +45,8 @@ def equal_bits(a, b):
 
 def rounds(jitted):
     """Does a kernel of the latest program compute what the last bits of are nobody's promise?"""
-    return any(b.sym.packet.rstrip("_") in INEXACT
-               for final in tracejit.last_traces(jitted)[-1:] for region in final.regions for b in region.subsymbols)
+    finals = [*tracejit.last_traces(jitted)[-1:], *jitted.last_backward_traces[-1:]]
+    return any(b.sym.packet.rstrip("_") in INEXACT for final in finals for region in final.regions for b in region.subsymbols)
 
 
 NEAR = {torch.bfloat16: 2 ** -6, torch.float16: 2 ** -9, torch.float64: 1e-9}

@@ -60,6 +60,10 @@ class Fakes:
         """(real, fake) of every tensor that has a fake."""
         return list(self._of.values())
 
+    def forget(self) -> None:
+        """Let go of the real tensors: what outlives the capture keeps none alive."""
+        self._of, self._back = {}, {}
+
     def first_version(self, fake: torch.Tensor) -> int:
         """The fake's version counter when it was made."""
         return self._versions.get(id(fake), 0)

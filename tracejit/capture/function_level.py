@@ -22,7 +22,7 @@ from ..ir import prims
 from ..ir.proxy import layout_is_ambiguous
 from ..ir.symbol import Symbol
 from ..ir.trace import BoundSymbol, SourceLine
-from ..torch_private import (function_modes, saved_tensor_hooks, set_grad_mode, tensor_set,
+from ..torch_private import (function_modes_see, saved_tensor_hooks, set_grad_mode, tensor_set,
                              unseen_by_function_modes)
 from .handlers import catches_value_errors
 from .fakes import Fakes, is_fake, real_tensors
@@ -103,6 +103,10 @@ class FunctionLevel(TorchFunctionMode):
         self.unnamed = ""                    # a tensor that no call at this level made, if one was used
         self.host_reads: list[tuple[str, torch.Tensor, Any]] = []     # (what, real tensor, value it had)
         self.checkpointed = False
+        self.calls_back = ""                 # what makes the backward pass run code of the user's
+        self.in_backward = False
+        self.hooked: list[torch.Tensor] = []                          # tensors made in the call that have a hook
+        self.whole = ""                      # a differentiable call of `_KEPT_WHOLE`
         self._inside = 0
         self._line: Optional[SourceLine] = None
 
@@ -154,7 +158,7 @@ class FunctionLevel(TorchFunctionMode):
         try:
             out = (self._data_set(*args) if func == _DATA_SET else
                    self._run(func, args, kwargs, calls_back))
-            self._record(func, (names, now, spec), out, first, modes)
+            self._record(func, (names, now, flat, spec), out, first, modes)
         finally:
             self._inside -= 1
             self._line, recorder.comment, recorder.makes_constants = None, "", False
@@ -164,6 +168,7 @@ class FunctionLevel(TorchFunctionMode):
 
     def _run(self, func: Callable, args: tuple, kwargs: dict, calls_back: bool) -> Any:
         if calls_back:                                         # the user's code runs inside
+            self.calls_back = self.calls_back or function_symbol(func).name
             with self.watched(), self:
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
@@ -175,8 +180,8 @@ class FunctionLevel(TorchFunctionMode):
         fresh = any(isinstance(o, _T) and id(self._fake(o)) not in self.named for o in leaves)
         if not (effect or fresh or len(self.recorder.bound_symbols) > first):
             return
-        names, now, spec = call
-        self._refuse_fakes_in_callables(names)
+        names, now, flat, spec = call
+        self._note_fakes_in_callables(names)
         self._refuse_saved_tensor_hooks()
         if any(b.sym.may_raise([a.dtype for a in b.tensor_args]) for b in self.recorder.bound_symbols[first:]):
             _refuse_exception_handlers(self.source())
@@ -185,7 +190,9 @@ class FunctionLevel(TorchFunctionMode):
         if func in _KEPT_WHOLE:
             self._keep_whole(func, *tree_unflatten(now, spec), tree_unflatten(outputs, out_spec),
                              first)
-        if effect:
+        if func in (_T.register_hook, _T.retain_grad) and self.fakes.real_of(flat[0]) is None:
+            self.hooked += [flat[0]] if func is _T.register_hook else []
+        elif effect:
             self.needs_replay = self.needs_replay or function_symbol(func).name
         self.calls.append(BoundSymbol(function_symbol(func), args, kwargs, tree_unflatten(outputs, out_spec),
                                       self.source(), tuple(self.recorder.bound_symbols[first:]), modes))
@@ -195,6 +202,7 @@ class FunctionLevel(TorchFunctionMode):
         made = self.recorder.bound_symbols[first:]
         if not any(b.written or b.sym.random or b.sym.opaque for b in made):
             whole = replace(function_symbol(func), opaque=False)
+            self.whole = self.whole or whole.name
             self.recorder.bound_symbols[first:] = [
                 BoundSymbol(whole, args, kwargs, output, self.source(), modes=current_modes())]
 
@@ -260,19 +268,19 @@ class FunctionLevel(TorchFunctionMode):
         """They act on what autograd saves, which a replay does not show. Those of checkpoint run the function again:
         that only spares memory where it neither writes nor draws."""
         hooks = saved_tensor_hooks()
-        if hooks is None:
+        if hooks is None or self.in_backward:
             return
         self.checkpointed = True
         if hooks[0].__module__ != "torch.utils.checkpoint":
             raise UnsupportedError("saved_tensors_hooks are set inside the function", where=str(self.source()))
 
-    def _refuse_fakes_in_callables(self, leaves: list) -> None:
+    def _note_fakes_in_callables(self, leaves: list) -> None:
         for f in leaves:
             cells = getattr(f, "__closure__", None) or ()
             held = [c.cell_contents for c in cells] + list(getattr(f, "__defaults__", None) or ()) + list(
                 getattr(f, "args", ())) if callable(f) else []
             if any(is_fake(x) for x in tree_leaves(held)):
-                raise UnsupportedError("a hook or callback holds a tensor of this call", where=str(self.source()))
+                self.unnamed = self.unnamed or f"a hook or callback holds a tensor of this call, at {self.source()}"
 
 
 class RecordedStorage:
@@ -307,7 +315,7 @@ def active() -> Optional[FunctionLevel]:
 
 
 def _recording() -> bool:
-    return active() is not None and function_modes() > 0
+    return active() is not None and function_modes_see()
 
 
 def _recorded_apply(cls: type, *args: Any, **kwargs: Any) -> Any:

@@ -138,6 +138,21 @@ class StateReads:
                 raise UnsupportedError(f"the call writes to {write.path}, an object of unknown origin")
         return found
 
+    def watch_again(self, function: Callable[[Callable], Any]) -> Any:
+        """`function(hook)`, which runs code of the call that belongs to its backward pass, with the profile hook on meanwhile.
+        UnsupportedError if that writes state."""
+        moved, before = self._moved, [(w.path, id(w.value)) for w in self.writes()]
+        with self:
+            sys.setprofile(None)
+            try:
+                result = function(self._hook)
+            finally:
+                sys.setprofile(self._hook)
+        self._moved = {**self._moved, **moved}
+        if [(w.path, id(w.value)) for w in self.writes()] != before:
+            raise UnsupportedError("the backward pass writes to Python state")
+        return result
+
     def rollback(self) -> None:
         """Puts all state that the call met back as it was."""
         self.state.journal.rollback()

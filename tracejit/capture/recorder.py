@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Callable, Iterator, Optional
 
 import torch
+from torch.autograd.graph import increment_version
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
@@ -64,6 +65,7 @@ class Recorder(TorchDispatchMode):
         self._now: dict[int, TensorProxy] = {}                 # id(fake) -> its proxy under its current metadata
         self._first: dict[int, TensorProxy] = {}               # id(fake) -> the proxy that names the object
         self._roots: dict[int, TensorProxy] = {}               # storage address -> the first proxy seen over it
+        self._views: dict[tuple, TensorProxy] = {}             # (storage address, metadata) -> the last proxy of that view
         self._storages: dict[int, int] = {}                    # storage address -> storage id
         self.comment = ""
         self.makes_constants = False                           # within a call that copies Python data into a new tensor
@@ -78,6 +80,7 @@ class Recorder(TorchDispatchMode):
         self._now[id(t)] = proxy
         self._first.setdefault(id(t), proxy)
         self._roots.setdefault(storage._cdata, proxy)
+        self._views[_view_key(t)] = proxy
         self.kept.append((t, storage))
         return proxy
 
@@ -108,8 +111,12 @@ class Recorder(TorchDispatchMode):
         if root is None or not is_fake(t):
             raise UnsupportedError(f"a tensor from outside reached the recording: {type(t).__name__}{tuple(t.shape)}",
                                    where=str(self.source()))
+        same = self._views.get(_view_key(t))
         proxy = self.new_proxy(t)
-        self._emit(aten_symbol(aten.as_strided.default), (root, list(t.shape), list(t.stride()), t.storage_offset()), {}, proxy)
+        if same is not None:                                   # as autograd unpacks what it saved
+            self._emit(aten_symbol(aten.alias.default), (same,), {}, proxy)
+        else:
+            self._emit(aten_symbol(aten.as_strided.default), (root, list(t.shape), list(t.stride()), t.storage_offset()), {}, proxy)
         return proxy
 
     def _emit(self, sym: Symbol, args: tuple, kwargs: dict, output: Any) -> None:
@@ -152,6 +159,8 @@ class Recorder(TorchDispatchMode):
             self.half_done = self.half_done or len(written) > 1 and sym.name    # it may have written some by then
             raise
         self._record(sym, (flat, before, spec), written, out)
+        if written and sym.writes_lists:                       # fakes do not count such writes, real tensors do
+            increment_version([flat[i] for i in written if not flat[i].is_inference()])
         return out
 
     def _on_fakes(self, func: Any, args: tuple, kwargs: dict, before: list, spec: Any) -> Any:
@@ -244,3 +253,7 @@ class Recorder(TorchDispatchMode):
         out = func(value)
         self._emit(prims.CONSTANT, (TensorConstant(kept),), {}, self.new_proxy(out))
         return out
+
+
+def _view_key(t: torch.Tensor) -> tuple:
+    return (t.untyped_storage()._cdata, t.storage_offset(), t.shape, t.stride(), t.dtype, t.is_conj(), t.is_neg())

@@ -13,7 +13,7 @@ import sys
 import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, Optional
 
 import torch
 
@@ -25,11 +25,13 @@ from .fakes import NEEDS_DATA, Fakes, is_fake, quiet_logs
 from .function_level import FunctionLevel, RecordedStorage, function_level, is_user_file
 from .guards import ARGUMENT, GRAD, STATE, Guards, InputSource
 from .inputs import CallInputs, any_overlap
+from .joint import Joint, NoSplit, Recording, refuse_derivatives_by_value, refuse_hooks_on_results, refuse_what_aliases
 from .modes import global_settings, refuse_changed_settings, restore_settings
 from .reads import StateReads
-from .recorder import current_modes
+from .recorder import Recorder, current_modes
 from .structure import PLAIN, Structure, flatten
 
+AUTOGRAD = "autograd"
 _OUTDATED = object()
 
 
@@ -68,6 +70,8 @@ class Capture:
     effects: tuple[StateEffect, ...]
     guards: Guards
     replay_because: str                  # why the ATen calls do not tell the whole program, or ""
+    joint: Optional[Joint] = None        # the ATen calls of forward and backward, when results carry gradients
+    unnamed: str = ""                    # why a replay is impossible, or ""
 
 
 def capture(fn: Callable, call: CallInputs, name: str) -> Capture:
@@ -192,9 +196,9 @@ class _Capture:
             effects.append(StateEffect(write, self.take(write.value, outputs), start, len(outputs)))
         if self.level.checkpointed and (effects or any(b.written or b.sym.random for b in self.level.recorder.bound_symbols)):
             raise UnsupportedError("checkpoint runs a function again in backward that writes or draws random numbers")
-        because = self.replay_reason()
-        if because and self.level.unnamed:
-            raise UnsupportedError(f"{because}: a replay needs every call, and one works on a tensor of unknown origin: {self.level.unnamed}")
+        because, unnamed = self.replay_reason(), ""
+        if self.level.unnamed:
+            unnamed = f"a replay needs every call, and one works on a tensor of unknown origin: {self.level.unnamed}"
         recorder = self.level.recorder
         now = tuple(recorder.proxy(o) if isinstance(o, torch.Tensor) else o for o in outputs)
         objects = tuple(recorder.object_proxy(o) if isinstance(o, torch.Tensor) else o for o in outputs)
@@ -202,7 +206,58 @@ class _Capture:
         inputs = tuple(self.proxies)
         calls = Trace("calls", inputs, tuple(self.level.calls), objects, self.name, notes=notes)
         ops = Trace("ops", inputs, tuple(recorder.bound_symbols), now, self.name, previous="calls", notes=notes)
-        return Capture(calls, ops, structure, results, tuple(effects), self.guards(), because)
+        joint = None
+        if because == AUTOGRAD:
+            joint, because = self.join(ops, outputs)
+        if because and unnamed:
+            raise UnsupportedError(f"{because}: {unnamed}")
+        return Capture(calls, ops, structure, results, tuple(effects), self.guards(), because, joint, unnamed)
+
+    def join(self, ops: Trace, outputs: list) -> tuple[Optional[Joint], str]:
+        """The recording with its backward pass, or why there is none; neither when nothing visible has history."""
+        level, fakes = self.level, [self.fakes.find(t) for t in self.tensors]
+        try:
+            if any(self.history_changed(f) for f in fakes):
+                raise NoSplit("an argument changes its autograd history")
+            if self.modes.autocast is not None and self.modes.autocast[2]:
+                raise NoSplit("autocast around the call keeps casts of weights for later calls")
+            if level.whole:
+                raise NoSplit(f"{level.whole} is recorded as one call")
+            recording = Recording(level.recorder, ops, outputs, fakes, self.unique)
+            refuse_what_aliases(recording)
+            refuse_derivatives_by_value(recording)
+            refuse_hooks_on_results(recording, level.hooked)
+            joint = None
+            if recording.differentiable:
+                calls_back = level.calls_back or level.hooked or level.checkpointed
+                joint = self.with_user_code(recording) if calls_back else recording.joint()
+        except NoSplit as why:
+            return None, f"{AUTOGRAD}: {why}"
+        self.fakes.forget()
+        return joint, ""
+
+    def with_user_code(self, recording: Recording) -> Joint:
+        """The backward pass runs code of the user's: on fakes, and watched as the forward pass was. (What checkpoint runs
+        again has been watched; it sets the state of the generator, which nothing in it uses.)"""
+        def record(hook: Callable) -> Joint:
+            def run(recorder: Recorder, backward: Callable[[], list]) -> list:
+                self.level.recorder, self.level.on_new_input, self.level.in_backward = recorder, recorder.on_new_input, True
+                with function_level(self.level):
+                    sys.setprofile(hook)
+                    try:
+                        return backward()
+                    finally:
+                        sys.setprofile(None)
+            return recording.joint(run=run)
+        try:
+            if not self.level.calls_back and not self.level.hooked:
+                return record(lambda *event: None)             # a hook tells the recorder that the user's code runs
+            return self.reads.watch_again(record)
+        except UnsupportedError as error:
+            raise NoSplit(str(error)) from error
+
+    def history_changed(self, fake: torch.Tensor) -> bool:
+        return (fake.requires_grad, _history(fake)) != self.start[id(fake)]
 
     def take(self, value: Any, outputs: list) -> Structure:
         """Flatten a result or a stored value into `outputs`, its tensors as fakes."""
@@ -242,7 +297,7 @@ class _Capture:
         for t, _ in level.recorder.kept:
             requires_grad, history = self.start.get(id(t), (False, None))
             if _history(t) is not history:
-                because = because or "autograd"
+                because = because or AUTOGRAD
             elif t.requires_grad != requires_grad and not t._is_view():
                 because = because or "requires_grad"
         return because

@@ -84,6 +84,10 @@ def set_tensor(t: torch.Tensor, source: torch.Tensor) -> None:
     t.set_(source)
 
 
+def backward_begins() -> None:
+    """In a joint trace: what stands before it belongs to the forward pass."""
+
+
 CONSTANT = Symbol("constant", constant)
 EXACT_COPY = Symbol("exact_copy", exact_copy)
 RESTRIDE = Symbol("restride", restride)
@@ -94,3 +98,4 @@ GROW_STORAGE = Symbol("grow_storage", grow_storage, writes_to=(0,), opaque=True)
 RESIZE_STORAGE = Symbol("resize_storage", resize_storage, writes_to=(0,), opaque=True)
 SET_METADATA = Symbol("set_metadata", set_metadata, writes_to=(0,), opaque=True)
 SET_TENSOR = Symbol("set_tensor", set_tensor, writes_to=(0,), opaque=True)
+BACKWARD_BEGINS = Symbol("backward_begins", backward_begins, opaque=True)

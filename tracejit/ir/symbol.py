@@ -83,6 +83,12 @@ class Symbol:
         """Changes shape, strides or storage of its first argument (`unsqueeze_`, `resize_`, `set_`)."""
         return self.overload is not None and (torch.Tag.inplace_view in self.overload.tags or self.packet in _METADATA_MOVERS)
 
+    @property
+    def writes_lists(self) -> bool:
+        """Writes the tensors of a list (a foreach op)."""
+        return self.overload is not None and any(
+            a.alias_info is not None and a.alias_info.is_write and str(a.type).startswith("List") for a in self.overload._schema.arguments)
+
     def written(self, args: tuple, kwargs: dict) -> tuple[int, ...]:
         """Positions, in `tree_leaves((args, kwargs))`, of the tensors that a call writes.
 

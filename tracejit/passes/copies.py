@@ -61,7 +61,11 @@ def drop_clones(bound_symbols: list[BoundSymbol], trace: Trace) -> list[BoundSym
     last_use: dict[int, int] = {}                              # by storage
     written_at: dict[int, list[tuple[int, TensorProxy, bool]]] = {}
     kept_apart = {o.storage for o in trace.tensor_results}    # storages that a clone must keep for itself
+    memory = {p.storage for p in trace.inputs}
+    barriers: list[int] = []                                   # calls that may have changed any memory
     for n, b in enumerate(bound_symbols):
+        if b.sym.opaque:
+            barriers.append(n)
         for a in b.tensor_args:
             last_use[a.storage] = n
         for w in b.written:
@@ -75,8 +79,10 @@ def drop_clones(bound_symbols: list[BoundSymbol], trace: Trace) -> list[BoundSym
         b = _rehomed(b, same)
         if _is_clone(b) and b.output.storage not in kept_apart and b.args[0].same_layout(b.output) and b.args[0].stride == b.output.stride:
             source, end = b.args[0], last_use.get(b.output.storage, n)
-            if not any(n < m <= end and (overlaps(w.bytes, source.bytes) or not is_copy)
-                       for m, w, is_copy in written_at.get(source.storage, ())):
+            changed = (source.storage in memory or source.storage in written_at) and any(n < m <= end for m in barriers)
+            if not changed and not any(
+                    n < m <= end and (overlaps(w.bytes, source.bytes) or not is_copy)
+                    for m, w, is_copy in written_at.get(source.storage, ())):
                 same[b.output] = source
                 last_use[source.storage] = max(last_use.get(source.storage, 0), end)
                 continue

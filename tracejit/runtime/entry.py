@@ -14,6 +14,7 @@ from ..capture.structure import Structure
 from ..capture.tracer import Capture, StateEffect
 from ..ir.trace import SourceLine, Trace
 from ..options import log_topics
+from .gradients import Differentiable
 from .program import OneRegion, Program, user_traceback
 
 
@@ -27,10 +28,12 @@ class Entry:
 
     __slots__ = ("program", "run", "ready", "direct", "region", "build", "result", "effects", "seen")
 
-    def __init__(self, captured: Capture, final: Trace) -> None:
+    def __init__(self, captured: Capture, final: Trace, backward: Any, replayed: bool) -> None:
         self.program, self.effects, self.seen = Program(final), captured.effects, 0
+        if backward is not None:
+            self.program = Differentiable(self.program, backward, captured.calls)
         self.build, self.result = _builder(captured.structure, captured.results)
-        contexts = _contexts(captured, final)
+        contexts = [] if replayed else _contexts(captured, final, backward is None)
         self.direct, self.region = _under(contexts, self.program.run), None
         self.run: Callable[[list, CallInputs], Any] = self._finished()
         self.ready = not self.program.has_regions
@@ -60,8 +63,9 @@ class _Roots:
     roots: dict
 
 
-def make_entry(captured: Capture, final: Trace) -> Entry:
-    return Entry(captured, final)
+def make_entry(captured: Capture, final: Trace, backward: Any = None, replayed: bool = False) -> Entry:
+    """backward: the other half of a program with gradients (`pipeline.Backward`); replayed: it runs as it was recorded."""
+    return Entry(captured, final, backward, replayed)
 
 
 def trimmed(error: BaseException, candidate: Any = None) -> Optional[TracebackType]:
@@ -90,13 +94,12 @@ def _builder(structure: Structure, results: int) -> tuple[Callable[[tuple], Any]
     return lambda outputs: structure.unflatten(list(outputs[:results])), "built"
 
 
-def _contexts(captured: Capture, final: Trace) -> list[Callable]:
-    """An ATen program was recorded below autograd and autocast, so both are off when it runs."""
+def _contexts(captured: Capture, final: Trace, plain: bool) -> list[Callable]:
+    """An ATen program was recorded below autograd and autocast, so both are off when it runs (a program with gradients sees
+    to autograd itself)."""
     modes = captured.calls.notes["modes"]
-    if captured.replay_because:
-        return []
     wanted: list[Callable] = []
-    if modes.grad and any(p.requires_grad for p in final.inputs):
+    if plain and modes.grad and any(p.requires_grad for p in final.inputs):
         wanted.append(torch.no_grad)
     if modes.autocast is not None:
         wanted.append(lambda: torch.autocast(modes.autocast[0], enabled=False))

@@ -1,0 +1,216 @@
+"""A program with a backward pass: its forward and backward programs, connected by one `torch.autograd.Function`.
+
+What backward reads is kept by `save_for_backward`, so a write to it in between raises as in eager. The first backward with
+tangents of a new layout, or without one of them, records and compiles a program for that.
+"""
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any, Callable, Optional
+
+import torch
+
+from ..capture.joint import Joint, Layout, NoSplit
+from ..errors import EagerRefuses, UnsupportedError
+from ..ir.trace import Trace
+from ..torch_private import autocast_is_on
+from .program import Program
+
+_lock = threading.RLock()
+
+
+class Differentiable:
+    """`run(*inputs)` -> the flat results of the program, with gradients.
+
+    forward: gives the results, then what backward keeps, then what it only has to find unwritten; backward: the other half
+    (`pipeline.Backward`); recorded: the program as the user called it, replayable under autograd.
+    """
+
+    def __init__(self, forward: Program, backward: Any, recorded: Trace) -> None:
+        self.program, self.joint, self.recorded = forward, backward.joint, recorded
+        self.run, self.forward, self.has_regions = self._run, forward.run, forward.has_regions
+        self.results, self.kept, self.outputs = self.joint.results, backward.kept, recorded.output
+        self.differentiable = self.joint.differentiable
+        self.parts = [Part(part, self.joint, backward.again) for part in backward.parts][::-1]      # forward order
+        self.positions = self._positions(recorded)
+        self.repeatable = _repeatable(self.joint.ops)
+        self._replay: Optional[Program] = None
+
+    def _positions(self, recorded: Trace) -> list[tuple[int, int]]:
+        """(output, differentiable result): where an object stands twice in the output, it is one result."""
+        objects = [id(recorded.output[k]) for k in self.differentiable]
+        return [(k, objects.index(id(o))) for k, o in enumerate(recorded.output) if id(o) in objects]
+
+    def _run(self, *inputs: torch.Tensor) -> tuple:
+        call = Call(self, inputs)
+        made: dict[int, torch.Tensor] = {}
+        for part in self.parts:
+            results = _Function.apply(call, part, *[inputs[t] if t >= 0 else made[-1 - t] for t in part.targets])
+            made.update(zip(part.tangents, results))
+            if part.inner:
+                call.ctx.inner = [weakref.ref(made[n]) for n in part.inner]
+        for n in self.joint.retained:
+            made[n].retain_grad()
+        outputs = call.outputs[:self.results]
+        call.outputs = call.ctx = None
+        for position, n in self.positions:
+            outputs[position] = made[n]
+        return tuple(outputs)
+
+    def one_region(self) -> None:
+        """It is more than a region."""
+
+    def direct(self) -> Callable:
+        """`run` for after a first one, which verifies how the arguments of regions are laid out."""
+        self.forward = self.program.direct()
+        return self._run
+
+    def differentiable_gradients(self, part: "Part", inputs: list, versions: list[int], tangents: tuple) -> list:
+        """Gradients that carry history themselves: the recorded program once more, under autograd."""
+        if not self.repeatable:
+            raise UnsupportedError("a second derivative of a program that writes its arguments or draws random numbers: "
+                                   "compute it with the function that was jitted")
+        if len(self.parts) > 1:
+            raise UnsupportedError("a second derivative of results that are computed from each other: "
+                                   "compute it with the function that was jitted")
+        if any(t is None or t._version != v for t, v in zip(inputs, versions)):
+            raise UnsupportedError("a second derivative needs the arguments of the call, and one is gone or was written")
+        if self._replay is None:
+            self._replay = Program(self.recorded)
+        with torch.enable_grad():
+            own = [t.view_as(t) if t.requires_grad else t for t in inputs]     # so that hooks of the caller's run once
+            outputs = self._replay.run(*own)
+            present = [(outputs[self.differentiable[n]], t) for n, t in zip(part.tangents, tangents) if t is not None]
+            targets = list(dict.fromkeys(part.targets))
+            found = dict(zip(targets, torch.autograd.grad([r for r, _ in present], [own[k] for k in targets],
+                                                          [t for _, t in present], create_graph=True, allow_unused=True)))
+            return [found.pop(k, None) for k in part.targets]                  # the sum, where there are several
+
+
+class Part:
+    """The backward pass of some of the results: a program for each layout of their tangents that was met."""
+
+    def __init__(self, made: Any, joint: Joint, again: Callable[[int, tuple[Layout, ...]], Any]) -> None:
+        self.kept, self.tangents = made.half.kept, made.half.tangents
+        self.targets = tuple(joint.targets[t] for t in made.half.targets)
+        self.stage, self.again = joint.stages[self.tangents[0]], again
+        self.inner = joint.inner if len(set(joint.stages)) == 1 else ()
+        self.every: tuple[Layout, ...] = tuple(t.stride for t in joint.tangents)
+        self.proxies = [joint.tangents[n] for n in self.tangents]
+        self.layouts: tuple[Layout, ...] = tuple(p.stride for p in self.proxies)
+        self.order = made.half.targets
+        self.programs: dict[tuple[Layout, ...], Callable] = {self.layouts: self._verifying(Program(made.traces[-1]), self.layouts)}
+
+    def gradients(self, kept: tuple, tangents: tuple) -> tuple:
+        layouts = tuple([None if t is None else t.stride() for t in tangents])
+        run = self.programs.get(layouts)
+        if run is None:
+            run = self._other(layouts)
+        tangents = tuple([_ABSENT if t is None else t for t in tangents])
+        if not autocast_is_on():
+            return run(*kept, *tangents)
+        with torch.autocast("cpu", enabled=False):
+            return run(*kept, *tangents)
+
+    def _other(self, layouts: tuple[Layout, ...]) -> Callable:
+        """A program for other tangents; where none can be made, the one there is, on tangents made to fit."""
+        with _lock:
+            if layouts not in self.programs:
+                now = dict(zip(self.tangents, layouts))
+                try:
+                    made = self.again(self.stage, tuple(now.get(n, s) for n, s in enumerate(self.every)))
+                    self.programs[layouts] = self._fewer(made, layouts)
+                except (NoSplit, UnsupportedError, EagerRefuses):
+                    self.programs[layouts] = self._fitting
+            return self.programs[layouts]
+
+    def _fewer(self, made: Any, layouts: tuple[Layout, ...]) -> Callable:
+        """It may take less of what is kept, and give fewer gradients."""
+        run = self._verifying(Program(made.traces[-1]), layouts)
+        if made.half.kept == self.kept and made.half.targets == self.order:
+            return run
+        taken = [self.kept.index(n) for n in made.half.kept]
+        given = _places(self.order, made.half.targets)
+        count = len(self.kept)
+
+        def fewer(*inputs: torch.Tensor) -> tuple:
+            out = run(*[inputs[n] for n in taken], *inputs[count:])
+            return tuple([None if n is None else out[n] for n in given])
+        return fewer
+
+    def _verifying(self, program: Program, layouts: tuple[Layout, ...]) -> Callable:
+        """The program, verified at its first run and direct after that."""
+        if not program.has_regions:
+            return program.run
+        now = [program.run]
+
+        def run(*inputs: torch.Tensor) -> tuple:
+            out = now[0](*inputs)
+            if now[0] is program.run:
+                now[0] = program.direct()
+            return out
+        return run
+
+    def _fitting(self, *given: Any) -> tuple:
+        kept, tangents = given[:len(self.kept)], given[len(self.kept):]
+        fitted = [torch.empty_strided(p.shape, p.stride, dtype=p.dtype, device=p.device).copy_(0 if t is _ABSENT else t)
+                  for p, t in zip(self.proxies, tangents)]
+        return self.programs[self.layouts](*kept, *fitted)
+
+
+def _places(order: tuple[int, ...], given: tuple[int, ...]) -> list[Optional[int]]:
+    """For each target of `order` its place in `given`; None where that has none, or none more."""
+    places: dict[int, list[int]] = {}
+    for n, target in enumerate(given):
+        places.setdefault(target, []).append(n)
+    if any(len(found) > order.count(target) for target, found in places.items()):
+        raise NoSplit("more gradients than before")
+    return [places[t].pop(0) if places.get(t) else None for t in order]
+
+
+_ABSENT = torch.empty(0)
+
+
+def _repeatable(joint: Trace) -> bool:
+    inputs = {p.storage for p in joint.inputs}
+    return not any(b.sym.random or any(w.storage in inputs for w in b.written) for b in joint.bound_symbols)
+
+
+class Call:
+    """One forward call on its way through the Functions: the program's inputs go in, its outputs come out."""
+
+    __slots__ = ("of", "inputs", "outputs", "ctx")
+
+    def __init__(self, of: Differentiable, inputs: tuple) -> None:
+        self.of, self.inputs, self.outputs, self.ctx = of, inputs, None, None
+
+
+class _Function(torch.autograd.Function):
+    """The results of one part, of what their gradients are with respect to. The first one runs the whole program."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, part: Part, *targets: torch.Tensor) -> tuple:
+        of, inputs = call.of, call.inputs
+        if call.outputs is None:
+            call.outputs = list(of.forward(*inputs))
+        made = call.outputs
+        extra = made[of.results:]
+        checked = extra[of.kept:] if part is of.parts[0] else []
+        ctx.save_for_backward(*[extra[n] for n in part.kept], *checked)
+        ctx.set_materialize_grads(False)
+        ctx.of, ctx.part, ctx.inner, call.ctx = of, part, (), ctx
+        ctx.inputs = [t if t.is_leaf and t.requires_grad else weakref.ref(t) for t in inputs] if of.repeatable else []
+        ctx.versions = [t._version for t in inputs] if of.repeatable else []
+        return tuple([made[of.differentiable[n]].detach() for n in part.tangents])
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Optional[torch.Tensor]) -> tuple:
+        of, part = ctx.of, ctx.part
+        saved = ctx.saved_tensors                              # raises if one was written, or all are freed
+        if any(t is not None and (t.retains_grad or t._backward_hooks) for t in (r() for r in ctx.inner)):
+            raise UnsupportedError("a hook of a result, or its gradient retained, where other results are computed from it")
+        if torch.is_grad_enabled():
+            inputs = [t if isinstance(t, torch.Tensor) else t() for t in ctx.inputs]
+            return (None, None, *of.differentiable_gradients(part, inputs, ctx.versions, tangents))
+        return (None, None, *part.gradients(saved[:len(part.kept)], tangents))
