@@ -14,7 +14,7 @@ from .executors.torch_fallback import TORCH
 from .ir.check import check_trace
 from .ir.trace import Trace
 from .options import Options, check_traces, log_topics
-from .passes.autodiff import Half, Halves, Mixed, refuse_several_views, split
+from .passes.autodiff import Half, Halves, Mixed, below_autograd, refuse_several_views, split
 from .passes.copies import copies
 from .passes.cse import cse
 from .passes.dce import dce
@@ -67,7 +67,8 @@ def lower(capture: Capture, options: Options) -> Lowered:
     if capture.replay_because:
         return replayed(capture, capture.replay_because)
     passes = Passes.of(options)
-    traces = [capture.calls, checked(capture.ops if capture.joint is None else capture.joint.ops)]
+    ops = capture.ops if capture.joint is None else capture.joint.ops
+    traces = [capture.calls, checked(below_autograd(ops) if capture.grads else ops)]
     if capture.joint is None:
         passes.functional(traces)
         passes.place(traces, capture.ops)

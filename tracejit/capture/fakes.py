@@ -48,6 +48,7 @@ class Fakes:
         self._of: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._back: dict[int, torch.Tensor] = {}
         self._versions: dict[int, int] = {}
+        self._grads: dict[int, torch.Tensor] = {}
 
     def find(self, real: torch.Tensor) -> Optional[torch.Tensor]:
         found = self._of.get(id(real))
@@ -59,6 +60,10 @@ class Fakes:
     def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """(real, fake) of every tensor that has a fake."""
         return list(self._of.values())
+
+    def first_grad(self, fake: torch.Tensor) -> Optional[torch.Tensor]:
+        """The fake's `.grad` when it was made."""
+        return self._grads.get(id(fake))
 
     def forget(self) -> None:
         """Let go of the real tensors: what outlives the capture keeps none alive."""
@@ -80,7 +85,7 @@ class Fakes:
             self._of[id(real)], self._back[id(fake)] = (real, fake), real
             self._versions[id(fake)] = 0 if fake.is_inference() else fake._version
             if real.is_leaf and real.grad is not None:
-                fake.grad = self._of[id(real.grad)][1] if id(real.grad) in self._of else self.make(real.grad)
+                self._grads[id(fake)] = fake.grad = self._of[id(real.grad)][1] if id(real.grad) in self._of else self.make(real.grad)
         return fake
 
 

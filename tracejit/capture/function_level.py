@@ -39,6 +39,8 @@ _GRAD_FN_GET, _VERSION_GET = _T.grad_fn.__get__, _T._version.__get__
 _EFFECTS = frozenset({_T.register_hook, _T.register_post_accumulate_grad_hook, _T.retain_grad, _T.requires_grad_,
                       _T.backward, torch.autograd.backward, torch.autograd.grad, _DATA_SET, _T.grad.__set__,
                       _T.requires_grad.__set__, _T.grad.__delete__})
+# Of these, what only takes gradients: it shows in ATen calls, and in the `.grad` of leaves.
+_TAKES_GRADIENTS = frozenset({torch.autograd.backward, torch.autograd.grad, _T.grad.__set__, _T.grad.__delete__})
 # Composite functions that choose their ATen calls by whether a tensor is subclass-like, as fakes are and real tensors
 # are not (`compute_uv` of the SVD, the range checks of one_hot): kept whole, so that eager's choice is made at run time.
 _KEPT_WHOLE = frozenset({torch.linalg.svdvals, torch.linalg.cond, torch.linalg.norm, torch.linalg.matrix_norm,
@@ -104,6 +106,7 @@ class FunctionLevel(TorchFunctionMode):
         self.host_reads: list[tuple[str, torch.Tensor, Any]] = []     # (what, real tensor, value it had)
         self.checkpointed = False
         self.calls_back = ""                 # what makes the backward pass run code of the user's
+        self.takes_gradients = ""            # a backward pass within the call
         self.in_backward = False
         self.hooked: list[torch.Tensor] = []                          # tensors made in the call that have a hook
         self.whole = ""                      # a differentiable call of `_KEPT_WHOLE`
@@ -168,7 +171,8 @@ class FunctionLevel(TorchFunctionMode):
 
     def _run(self, func: Callable, args: tuple, kwargs: dict, calls_back: bool) -> Any:
         if calls_back:                                         # the user's code runs inside
-            self.calls_back = self.calls_back or function_symbol(func).name
+            if func not in _TAKES_GRADIENTS:
+                self.calls_back = self.calls_back or function_symbol(func).name
             with self.watched(), self:
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
@@ -192,6 +196,8 @@ class FunctionLevel(TorchFunctionMode):
                              first)
         if func in (_T.register_hook, _T.retain_grad) and self.fakes.real_of(flat[0]) is None:
             self.hooked += [flat[0]] if func is _T.register_hook else []
+        elif func in _TAKES_GRADIENTS:
+            self.takes_gradients = self.takes_gradients or function_symbol(func).name
         elif effect:
             self.needs_replay = self.needs_replay or function_symbol(func).name
         self.calls.append(BoundSymbol(function_symbol(func), args, kwargs, tree_unflatten(outputs, out_spec),

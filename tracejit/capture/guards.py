@@ -11,6 +11,7 @@ from typing import Any, Hashable, Optional
 
 import torch
 
+from .gradients_inside import has_hooks
 from .inputs import CallInputs, StorageKeys
 from .locations import KeyReader
 from .state import TENSOR, contents, is_container
@@ -55,6 +56,8 @@ def host_value(what: str, tensor: torch.Tensor) -> Any:
     """The value that a program read of a tensor outside of torch's operations."""
     if what == "version":
         return tensor._version
+    if what == "hooks":
+        return has_hooks(tensor)
     if what == "data_ptr":
         return tensor.untyped_storage().data_ptr()
     return tensor.grad

@@ -24,6 +24,7 @@ from ..torch_private import unseen_by_function_modes
 from .fakes import NEEDS_DATA, Fakes, is_fake, quiet_logs
 from .function_level import FunctionLevel, RecordedStorage, function_level, is_user_file
 from .guards import ARGUMENT, GRAD, STATE, Guards, InputSource
+from .gradients_inside import refuse_hidden_hooks, used_up
 from .inputs import CallInputs, any_overlap
 from .joint import Joint, NoSplit, Recording, refuse_derivatives_by_value, refuse_hooks_on_results, refuse_what_aliases
 from .modes import global_settings, refuse_changed_settings, restore_settings
@@ -70,6 +71,8 @@ class Capture:
     effects: tuple[StateEffect, ...]
     guards: Guards
     replay_because: str                  # why the ATen calls do not tell the whole program, or ""
+    grads: tuple[tuple[int, int], ...] = ()       # (input, output): the new `.grad` of an input
+    spent: tuple[int, ...] = ()          # results whose history was used up within the call
     joint: Optional[Joint] = None        # the ATen calls of forward and backward, when results carry gradients
     unnamed: str = ""                    # why a replay is impossible, or ""
 
@@ -93,6 +96,7 @@ class _Capture:
         self.tensors: list[torch.Tensor] = []
         self.proxies: list[TensorProxy] = []
         self.sources: list[InputSource] = []
+        self.start_grad: dict[int, Optional[torch.Tensor]] = {}       # id(fake) -> its `.grad` at first
         self.start: dict[int, tuple] = {}                      # id(fake) -> (requires_grad, history) at first
         self.taken = {"torch", "inf", "nan", "complex", "slice", name}
         self.modes = current_modes()
@@ -160,6 +164,7 @@ class _Capture:
             self.sources.append(source)
             self.level.named.add(id(fake))
             self.start[id(fake)] = (fake.requires_grad, _history(fake))
+            self.start_grad[id(fake)] = self.fakes.first_grad(fake)
             self.proxies.append(self.level.recorder.new_proxy(fake, self.unique(name)))
         return fake
 
@@ -196,9 +201,11 @@ class _Capture:
             effects.append(StateEffect(write, self.take(write.value, outputs), start, len(outputs)))
         if self.level.checkpointed and (effects or any(b.written or b.sym.random for b in self.level.recorder.bound_symbols)):
             raise UnsupportedError("checkpoint runs a function again in backward that writes or draws random numbers")
-        because, unnamed = self.replay_reason(), ""
+        because, unnamed, grads, spent = self.replay_reason(), "", (), ()
         if self.level.unnamed:
             unnamed = f"a replay needs every call, and one works on a tensor of unknown origin: {self.level.unnamed}"
+        if self.level.takes_gradients and because in ("", AUTOGRAD):
+            because, grads, spent = self.whole_step(outputs)
         recorder = self.level.recorder
         now = tuple(recorder.proxy(o) if isinstance(o, torch.Tensor) else o for o in outputs)
         objects = tuple(recorder.object_proxy(o) if isinstance(o, torch.Tensor) else o for o in outputs)
@@ -211,7 +218,7 @@ class _Capture:
             joint, because = self.join(ops, outputs)
         if because and unnamed:
             raise UnsupportedError(f"{because}: {unnamed}")
-        return Capture(calls, ops, structure, results, tuple(effects), self.guards(), because, joint, unnamed)
+        return Capture(calls, ops, structure, results, tuple(effects), self.guards(), because, grads, spent, joint, unnamed)
 
     def join(self, ops: Trace, outputs: list) -> tuple[Optional[Joint], str]:
         """The recording with its backward pass, or why there is none; neither when nothing visible has history."""
@@ -235,6 +242,28 @@ class _Capture:
             return None, f"{AUTOGRAD}: {why}"
         self.fakes.forget()
         return joint, ""
+
+    def whole_step(self, outputs: list) -> tuple[str, tuple, tuple]:
+        """(why a call that takes gradients must be replayed, the `.grad` that it leaves, the results that it used up)."""
+        fakes = [self.fakes.find(t) for t in self.tensors]
+        grads: list[tuple[int, int]] = []
+        try:
+            if any(self.history_changed(f) for f in fakes):
+                raise NoSplit("an argument changes its autograd history")
+            refuse_hidden_hooks(self.level, self.tensors)
+            for k, f in enumerate(fakes):
+                if f.is_leaf and f.grad is not self.start_grad[id(f)]:
+                    grads.append((k, len(outputs)))
+                    outputs.append(f.grad)
+                    if self.start_grad[id(f)] is None:
+                        self.level.host_reads.append(("grad", self.tensors[k], None))
+                if f.requires_grad:
+                    self.level.host_reads.append(("hooks", self.tensors[k], False))
+            spent = used_up(outputs, fakes)
+        except NoSplit as why:
+            del outputs[len(outputs) - len(grads):]
+            return f"{self.level.takes_gradients}: {why}", (), ()
+        return "", tuple(grads), spent
 
     def with_user_code(self, recording: Recording) -> Joint:
         """The backward pass runs code of the user's: on fakes, and watched as the forward pass was. (What checkpoint runs

@@ -46,6 +46,12 @@ class Halves:
     checked: tuple[TensorProxy, ...]
 
 
+def below_autograd(trace: Trace) -> Trace:
+    """The modes under which the calls were recorded mean nothing any more: autograd and autocast have done their work."""
+    modes = trace.notes["modes"]
+    return trace.replace(bound_symbols=tuple(b if b.modes == modes else replace(b, modes=modes) for b in trace.bound_symbols))
+
+
 class Mixed(UnsupportedError):
     """A backward call depends on tangents of several stages."""
 
@@ -236,24 +242,19 @@ class _Splitter:
         names, copies = Names(self.trace), []
         handed = [self.copied(p, names, copies) if p.storage in self.visible and p.storage not in self.saved else p for p in kept]
         output = (*self.trace.output[:self.results], *handed, *checked)
-        calls = self.below_autograd([*self.forward_calls({*self.forward_results, *kept, *checked}), *copies])
+        calls = (*self.forward_calls({*self.forward_results, *kept, *checked}), *copies)
         forward = Trace("forward", tuple(self.inputs), calls, output, self.trace.name, previous=self.trace.stage,
                         notes=self.trace.notes)
         backward = {stage: self.half(stage, orders[stage], outputs, kept) for stage, (_, outputs) in parts.items()}
-        return Halves(forward, backward, kept, tuple(checked))
+        return Halves(below_autograd(forward), backward, kept, tuple(checked))
 
     def half(self, stage: int, order: list[BoundSymbol], outputs: list[tuple[int, TensorProxy]], kept: tuple) -> Half:
         read = self.read_by(order, outputs)
         used = tuple(n for n, p in enumerate(kept) if p in read)
         tangents = tuple(n for n, s in enumerate(self.stages) if s == stage)
-        trace = Trace("backward", (*(kept[n] for n in used), *(self.tangents[n] for n in tangents)), self.below_autograd(order),
+        trace = Trace("backward", (*(kept[n] for n in used), *(self.tangents[n] for n in tangents)), tuple(order),
                       tuple(g for _, g in outputs), f"{self.trace.name}_backward", previous=self.trace.stage, notes=self.trace.notes)
-        return Half(trace, used, tangents, tuple(target for target, _ in outputs))
-
-    def below_autograd(self, calls: list[BoundSymbol]) -> tuple[BoundSymbol, ...]:
-        """The modes under which the calls were recorded mean nothing any more: autograd and autocast have done their work."""
-        modes = self.trace.notes["modes"]
-        return tuple(b if b.modes == modes else replace(b, modes=modes) for b in calls)
+        return Half(below_autograd(trace), used, tangents, tuple(target for target, _ in outputs))
 
     def copied(self, p: TensorProxy, names: Names, copies: list[BoundSymbol]) -> TensorProxy:
         """A private copy of memory that the user may write."""

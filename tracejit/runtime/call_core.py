@@ -74,7 +74,7 @@ class Candidate:
         region = entry.region
         self.struct.result, self.struct.output_count = kinds[entry.result], len(entry.program.outputs)
         self._object("build", entry.build)
-        if entry.effects:
+        if entry.effects or entry.grads:
             self._object("finish", entry.finish_call)
         elif region is not None:
             self.source = region.source

@@ -14,7 +14,7 @@ from ..capture.structure import Structure
 from ..capture.tracer import Capture, StateEffect
 from ..ir.trace import SourceLine, Trace
 from ..options import log_topics
-from .gradients import Differentiable
+from .gradients import Differentiable, Spent
 from .program import OneRegion, Program, user_traceback
 
 
@@ -26,12 +26,15 @@ class Entry:
     is what `build` makes of the outputs.
     """
 
-    __slots__ = ("program", "run", "ready", "direct", "region", "build", "result", "effects", "seen")
+    __slots__ = ("program", "run", "ready", "direct", "region", "build", "result", "effects", "seen", "grads")
 
     def __init__(self, captured: Capture, final: Trace, backward: Any, replayed: bool) -> None:
         self.program, self.effects, self.seen = Program(final), captured.effects, 0
         if backward is not None:
             self.program = Differentiable(self.program, backward, captured.calls)
+        if captured.spent and not replayed:
+            self.program = Spent(self.program, captured.spent, final)
+        self.grads = () if replayed else captured.grads
         self.build, self.result = _builder(captured.structure, captured.results)
         contexts = [] if replayed else _contexts(captured, final, backward is None)
         self.direct, self.region = _under(contexts, self.program.run), None
@@ -48,7 +51,9 @@ class Entry:
             self.run = first
 
     def _finished(self) -> Callable[[list, CallInputs], Any]:
-        direct, build, effects = self.direct, self.build, self.effects
+        direct, build, effects, grads = self.direct, self.build, self.effects, self.grads
+        if grads:
+            return lambda inputs, call: _finish(_with_grads(direct(*inputs), inputs, grads), build, effects, call)
         if effects:
             return lambda inputs, call: _finish(direct(*inputs), build, effects, call)
         return lambda inputs, call: build(direct(*inputs))
@@ -73,6 +78,12 @@ def trimmed(error: BaseException, candidate: Any = None) -> Optional[TracebackTy
     if not isinstance(error, Exception) or "internal" in log_topics():
         return error.__traceback__
     return user_traceback(error, candidate.source if candidate is not None else None)
+
+
+def _with_grads(outputs: tuple, inputs: list, grads: tuple[tuple[int, int], ...]) -> tuple:
+    for k, n in grads:
+        inputs[k].grad = outputs[n]
+    return outputs
 
 
 def _finish(outputs: tuple, build: Callable[[tuple], Any], effects: tuple[StateEffect, ...], call: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
+from ..capture.gradients_inside import USED_UP
 from ..capture.joint import Joint, Layout, NoSplit
 from ..errors import EagerRefuses, UnsupportedError
 from ..ir.trace import Trace
@@ -214,3 +215,41 @@ class _Function(torch.autograd.Function):
             inputs = [t if isinstance(t, torch.Tensor) else t() for t in ctx.inputs]
             return (None, None, *of.differentiable_gradients(part, inputs, ctx.versions, tangents))
         return (None, None, *part.gradients(saved[:len(part.kept)], tangents))
+
+
+class Spent:
+    """A program that takes gradients itself: `results` (positions) carry a history that was used up in it."""
+
+    def __init__(self, program: Program, results: tuple[int, ...], final: Trace) -> None:
+        self.program, self.results, self.outputs, self.has_regions = program, results, program.outputs, program.has_regions
+        self.leaf = next(k for k, p in enumerate(final.inputs) if p.requires_grad)
+        self.run = self._around(program.run)
+
+    def _around(self, run: Callable) -> Callable:
+        def around(*inputs: torch.Tensor) -> tuple:
+            with torch.no_grad():
+                outputs = list(run(*inputs))
+            with torch.enable_grad():
+                for k in self.results:
+                    outputs[k] = _UsedUp.apply(inputs[self.leaf], outputs[k])
+            return tuple(outputs)
+        return around
+
+    def direct(self) -> Callable:
+        return self._around(self.program.direct())
+
+    def one_region(self) -> None:
+        """It is more than a region."""
+
+
+class _UsedUp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        return result.detach()
+
+    @staticmethod
+    def backward(ctx: Any, tangent: torch.Tensor) -> tuple:
+        raise RuntimeError(f"{USED_UP} (or directly access saved tensors after they have already been freed). Saved intermediate "
+                           "values of the graph are freed when you call .backward() or autograd.grad(). Specify retain_graph=True "
+                           "if you need to backward through the graph a second time or if you need to access saved tensors after "
+                           "calling backward.")
