@@ -248,7 +248,7 @@ def test_optimizer_steps(make_optimizer, jit_whole_step):
         optimizer = make_optimizer(net.parameters())
         step = train
         if jitted and jit_whole_step:
-            step = tracejit.jit(train, fallback="silent")
+            step = tracejit.jit(train, fallback="silent", executors=["torch"])
         elif jitted:
             compiled = tracejit.jit(forward, fallback="error")
             step = lambda net, optimizer, x, f=compiled: train(net, optimizer, x, f)  # noqa: E731
