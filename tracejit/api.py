@@ -236,7 +236,7 @@ def _jit_module(module: torch.nn.Module, options: Options) -> torch.nn.Module:
     compiled = CompiledFunction(module, options)
     kind = type(f"Compiled{type(module).__name__}", (CompiledModule, type(module)),
                 {"_tracejit": compiled, "__call__": staticmethod(compiled)})
-    wrapped = kind.__new__(kind)
+    wrapped = object.__new__(kind)                             # a class may make something else (FSDPModule)
     object.__setattr__(wrapped, "__dict__", module.__dict__)
     return wrapped
 

@@ -55,6 +55,11 @@ _top_hooks: Callable = _find("_C._autograd._top_saved_tensors_default_hooks")
 _has_kernel: Callable = _find("_C._dispatch_has_kernel_for_dispatch_key")
 
 
+# (module, class, method): what wraps a module and runs collectives of its own around it, which no trace shows.
+DISTRIBUTED_WRAPPERS = (("torch.nn.parallel.distributed", "DistributedDataParallel", "_pre_forward"),
+                        ("torch.distributed.fsdp._fully_shard._fsdp_state", "FSDPState", "_root_pre_forward"))
+
+
 def saved_tensor_hooks() -> Any:
     """The innermost (pack, unpack) pair of `torch.autograd.graph.saved_tensors_hooks`, or None."""
     return _top_hooks(False)

@@ -22,7 +22,7 @@ from ..ir import prims
 from ..ir.proxy import layout_is_ambiguous
 from ..ir.symbol import Symbol
 from ..ir.trace import BoundSymbol, SourceLine
-from ..torch_private import (function_modes_see, saved_tensor_hooks, set_grad_mode, tensor_set,
+from ..torch_private import (DISTRIBUTED_WRAPPERS, function_modes_see, saved_tensor_hooks, set_grad_mode, tensor_set,
                              unseen_by_function_modes)
 from .handlers import catches_value_errors
 from .fakes import Fakes, is_fake, real_tensors
@@ -358,6 +358,29 @@ def _is_set_to(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 @contextmanager
+def distributed_wrappers_refused() -> Iterator[None]:
+    """A module that is wrapped for several processes runs collectives in hooks that no trace shows."""
+    found = [(getattr(sys.modules[module], kind), method) for module, kind, method in DISTRIBUTED_WRAPPERS if module in sys.modules]
+    before = [getattr(kind, method) for kind, method in found]
+    for (kind, method), original in zip(found, before):
+        setattr(kind, method, _refusing(kind.__name__, original))
+    try:
+        yield
+    finally:
+        for (kind, method), original in zip(found, before):
+            setattr(kind, method, original)
+
+
+def _refusing(name: str, original: Callable) -> Callable:
+    @functools.wraps(original)
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        if active() is None:
+            return original(*args, **kwargs)
+        raise UnsupportedError(f"{name} runs collectives of its own: jit the module that it wraps instead")
+    return refuse
+
+
+@contextmanager
 def function_level(level: FunctionLevel) -> Iterator[None]:
     """Run with `level` on. What no mode can override (`Function.apply`, `Tensor.set_`), or what shows the mode to the
     program (`has_torch_function`), is wrapped meanwhile."""
@@ -368,7 +391,7 @@ def function_level(level: FunctionLevel) -> Iterator[None]:
         torch.overrides.has_torch_function = _has_torch_function
     _local.level = level
     try:
-        with level.fakes.mode, level.recorder, level:
+        with distributed_wrappers_refused(), level.fakes.mode, level.recorder, level:
             yield
     finally:
         _local.level = None
