@@ -87,10 +87,32 @@ def jitted_inside_and_around_sharding():
     assert made[0].cache_info().fallbacks == 3
 
 
+def collectives_are_ordered_effects():
+    rank = dist.get_rank()
+
+    def program(x):
+        y = x * 2
+        dist.all_reduce(y)
+        x.mul_(3)
+        dist.all_reduce(x)
+        x.add_(rank)
+        z = x + y
+        dist.broadcast(x, 0)
+        dist.all_reduce(z)
+        dist.all_reduce(z)
+        return x * 1, y, z
+
+    jitted = tracejit.jit(program, fallback="error")
+    for i in range(3):
+        mine, theirs = torch.ones(300_000) * (rank + 1 + i), torch.ones(300_000) * (rank + 1 + i)
+        assert same([*program(mine), mine], [*jitted(theirs), theirs])
+    assert jitted.last_traces[-1].count("allreduce_") == 4 and jitted.cache_info().hits == 2
+
+
 def worker(rank, path):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
-    for check in (jitted_inside_data_parallel, jitted_around_data_parallel, jitted_inside_and_around_sharding):
+    for check in (collectives_are_ordered_effects, jitted_inside_data_parallel, jitted_around_data_parallel, jitted_inside_and_around_sharding):
         check()
         dist.barrier()
     dist.destroy_process_group()

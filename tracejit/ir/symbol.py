@@ -142,14 +142,28 @@ def _raises(stem: str) -> tuple[bool, bool]:
 @lru_cache(None)
 def _schema_writes(overload) -> tuple[frozenset[int], frozenset[str]]:
     written = [(i, a) for i, a in enumerate(overload._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+    if overload.namespace == "c10d":                           # their schemas are silent: they write their first argument
+        return frozenset({0}), frozenset()
     return (frozenset(i for i, a in written if not a.kwarg_only), frozenset(a.name for _, a in written))
+
+
+def _waited(overload: Any) -> Callable:
+    """A collective that is over when the call returns: the handle on which a program waits is no tensor, and not in a trace."""
+    def collective(*args: Any) -> Any:
+        out = overload(*args)
+        work = out[-1] if isinstance(out, tuple) else out
+        if isinstance(work, torch.ScriptObject):
+            work.wait()
+        return out
+    return collective
 
 
 @lru_cache(None)
 def aten_symbol(overload) -> Symbol:
     """The Symbol of an `OpOverload` of any namespace."""
     name = f"{overload.namespace}.{overload.overloadpacket.__name__}.{overload._overloadname}"
-    return Symbol(name, overload, overload, random=torch.Tag.nondeterministic_seeded in overload.tags,
+    fn = _waited(overload) if overload.namespace == "c10d" else overload
+    return Symbol(name, fn, overload, random=torch.Tag.nondeterministic_seeded in overload.tags,
                   opaque=overload.namespace in ("c10d", "_c10d_functional", "fsdp"))
 
 
