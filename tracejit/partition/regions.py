@@ -179,7 +179,7 @@ class Walk:
         if b.sym.packet not in ROW_GATHERS:
             return
         rows, k = self.at.get(known.maker.get(known.root(b.args[0]), -1), -1), self.earliest(n, known.taker[n])
-        if not 0 <= rows < k < len(self.groups) or self.groups[rows].executor is not known.taker[n]:
+        if not 0 <= rows < k < len(self.groups) or any(self.groups[m].executor is not known.taker[n] for m in (rows, k)):
             return
         moved = self.groups[k].calls
         if any(self.at[m] > rows or apart and self.at[m] == rows for c in moved for m, apart in known.before[c] if self.at[m] != k):
