@@ -21,6 +21,7 @@ from .values import Values, buffer_name
 
 KEPT_BYTES = 256 << 10       # of row buffers: a share of the second-level cache
 MOST_SPLITS = 4
+RECURSION = 25               # calls whose expressions are made in one recursion
 CHECKS = ("checked", "nonzero")
 WORTH_KEEPING = 6            # operations; fewer are done again
 
@@ -90,7 +91,9 @@ class _Evaluation:
         self.full = flatten(tuple(variable(v) for v, _ in dims), tuple(v.size for v, _ in dims))
         whole = {v.number: v for v, _ in dims}
         self.direct = tuple(variable(whole[d]) if d in whole else ZERO for d in range(len(nest.shape))) if not split else None
-        for call in nest.calls:
+        for k, call in enumerate(nest.calls):
+            if k % RECURSION == 0 and not call.is_store and row_of(call).kind == "elementwise":
+                self.values.read(call.out, self._index_of(call.out)[0], call)
             self._call(call, wanted)
         self._keep_checks()
         self.all = self._needed()
