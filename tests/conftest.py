@@ -36,12 +36,28 @@ def pytest_unconfigure(config):
 
 
 def pytest_collection_modifyitems(config, items):
+    skip_what_cannot_run(items)
     if FULL:
         return
     left_out = [item for item in items if item.get_closest_marker("full")]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("full")]
+
+
+def skip_what_cannot_run(items):
+    """Tests of kernels on a machine without a C compiler."""
+    needing = [item for item in items if item.get_closest_marker("compiler")]
+    if needing:
+        import warnings
+
+        from tracejit.executors.cpu import CpuExecutor
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if CpuExecutor().available():
+                return
+    for item in needing:
+        item.add_marker(pytest.mark.skip(reason="needs a C compiler"))
 
 
 @pytest.fixture(scope="session")

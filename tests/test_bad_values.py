@@ -73,6 +73,7 @@ def test_an_error_comes_after_the_writes_before_it_and_before_those_after_it(bad
     assert_parity(program, lambda: [*small(), torch.ones(ROWS, 4), torch.ones(ROWS, 4)], raises=error, jit_options=SINGLE)
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("place", [0, 777_777, (1 << 20) - 1])
 @pytest.mark.parametrize("kind", ["gather", "division"])
 def test_one_bad_element_of_a_million_is_seen_on_any_thread(kind, place, threads):
@@ -108,6 +109,7 @@ def sparse_memory():
     return torch.from_numpy(__import__("numpy").zeros(2 ** 31 + 4096, dtype="int8"))
 
 
+@pytest.mark.compiler
 def test_addresses_beyond_32_bits(sparse_memory):
     def program(x, far):
         x.mul_(2).add_(far)
@@ -124,6 +126,7 @@ def test_addresses_beyond_32_bits(sparse_memory):
     assert all(map(torch.equal, [*results, *want], [*got, rows, far]))
 
 
+@pytest.mark.compiler
 def test_a_gather_beyond_32_bits(sparse_memory):
     places = torch.tensor([5, 2 ** 31 + 7, 2 ** 31 + 4095, -1])
     sparse_memory[places] = torch.tensor([1, 2, 3, 4], dtype=torch.int8)
@@ -133,6 +136,7 @@ def test_a_gather_beyond_32_bits(sparse_memory):
         jfn(sparse_memory, places + 4096)
 
 
+@pytest.mark.compiler
 def test_more_calls_than_a_region_holds():
     def program(x):
         for n in range(1100):

@@ -12,6 +12,7 @@ from tracejit.capture.modes import capture_is_hindered, mode_key
 from tracejit.runtime import call_layout
 from tracejit.runtime.call_core import core
 
+pytestmark = pytest.mark.compiler
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16, torch.float16, torch.complex64, torch.uint8)
 BASES = {dtype: torch.zeros(4096, dtype=dtype) for dtype in DTYPES}
 NUMPY = np.zeros(64, dtype=np.float32)

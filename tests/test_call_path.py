@@ -18,7 +18,7 @@ from tracejit.runtime import call_core
 SCALE = 2.0
 
 
-@pytest.fixture(params=["c", "python"])
+@pytest.fixture(params=[pytest.param("c", marks=pytest.mark.compiler), "python"])
 def way(request, monkeypatch):
     """"python": as if torch were laid out otherwise than the C path expects."""
     if request.param == "python":
@@ -197,6 +197,7 @@ def test_modules_are_seen_to_change(way, change):
 
 
 @torch.no_grad()
+@pytest.mark.compiler
 def test_a_module_with_a_hundred_parameters_is_called_in_c():
     class Sum(nn.Module):
         def __init__(self):

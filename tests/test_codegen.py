@@ -8,6 +8,8 @@ import torch.nn.functional as F
 import tracejit
 from regions import fused, random
 
+pytestmark = pytest.mark.compiler
+
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 NUMERIC = (*FLOATS, *INTEGERS)

@@ -1,10 +1,12 @@
 """How kernels are built, kept and called: the disk cache, compilers that fail, memory for results, what one region becomes."""
 import math
 import os
+import re
 import stat
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,14 +16,17 @@ from regions import FuseRuns, fused
 from tracejit.codegen.schedules import COLUMN_UNIT
 from tracejit.errors import FallbackWarning
 from tracejit.executors.cpu import CpuExecutor
-from tracejit.executors import kernel_cache
+from tracejit.executors import cpu, kernel_cache
 from tracejit.executors.buffers import allocator
 from tracejit.executors.kernel_cache import CompilerError, KernelCache, NoCompiler
+
+pytestmark = pytest.mark.compiler
 
 
 def compiled(fn, *args, executor=None):
     """(result, the regions' sources)"""
-    jitted = tracejit.jit(fn, fallback="error", transforms=(FuseRuns(executor or CpuExecutor(allow_single_op_fusion=True)),))
+    fuse = FuseRuns(executor or CpuExecutor(allow_single_op_fusion=True))
+    jitted = tracejit.jit(fn, executors=["torch"], fallback="error", transforms=(fuse,))
     out = jitted(*args)
     return out, [r.sym.fn.source for r in jitted.last_traces[-1].regions]
 
@@ -216,22 +221,11 @@ def compiler_from_environment(monkeypatch):
     def use(command):
         monkeypatch.setenv("CC", str(command))
         kernel_cache.compiler.cache_clear()
-        kernel_cache._machine.cache_clear()
+        kernel_cache.machine.cache_clear()
     yield use
     monkeypatch.undo()
     kernel_cache.compiler.cache_clear()
-    kernel_cache._machine.cache_clear()
-
-
-def test_without_a_compiler_there_is_one_warning_and_the_right_result(tmp_path, compiler_from_environment):
-    compiler_from_environment("/no/such/compiler")
-    executor = CpuExecutor(allow_single_op_fusion=True, kernel_cache=tmp_path)
-    x = torch.randn(8, 16)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for fn in (softmax, lambda t: t * 2 + 1):
-            torch.testing.assert_close(fused(fn, x, executor=executor, fully=False), fn(x))
-    assert len([w for w in caught if issubclass(w.category, FallbackWarning)]) == 1
+    kernel_cache.machine.cache_clear()
 
 
 def test_a_failing_compiler_is_loud_under_checks_and_names_the_kept_source(tmp_path, compiler_from_environment, monkeypatch):
@@ -244,20 +238,51 @@ def test_a_failing_compiler_is_loud_under_checks_and_names_the_kept_source(tmp_p
         compiled(softmax, torch.randn(8, 16), executor=executor)
     kept = str(raised.value).split("the source is ")[1].split(":")[0]
     assert "k0" in open(kept).read()
+
+
+def two_regions(x):
+    return torch.digamma(x.softmax(-1) * 2) * 3 + x
+
+
+@pytest.mark.parametrize("kind, message", [
+    ("missing", "no C compiler: .*/cc not found"), ("failing", "no way"), ("mute", "--version failed"), ("hanging", "timed out")])
+def test_with_a_broken_compiler_calls_fall_back_with_one_warning(kind, message, tmp_path, compiler_from_environment, monkeypatch):
     monkeypatch.setenv("TRACEJIT_CHECK", "0")
-    x = torch.randn(8, 16)
-    with pytest.warns(FallbackWarning, match="no way"):
-        torch.testing.assert_close(fused(softmax, x, executor=executor, fully=False), softmax(x))
-
-
-def test_a_compiler_that_hangs_is_stopped(tmp_path, compiler_from_environment, monkeypatch):
-    script = tmp_path / "cc"
-    script.write_text('#!/bin/sh\n[ "$1" = --version ] && echo slow && exit 0\nexec sleep 60\n')
-    script.chmod(0o755)
-    compiler_from_environment(script)
     monkeypatch.setattr(kernel_cache, "TIMEOUT", 0.5)
-    with pytest.raises(CompilerError, match="timed out"):
-        KernelCache(tmp_path / "c").load("int f(void) { return 1; }")
+    script = tmp_path / "cc"
+    if kind != "missing":
+        version, rest = ("exit 1", "") if kind == "mute" else ("exit 0", "exec sleep 60" if kind == "hanging" else "echo no way >&2; exit 1")
+        script.write_text(f'#!/bin/sh\n[ "$1" = --version ] && {version}\n{rest}\n')
+        script.chmod(0o755)
+    compiler_from_environment(script)
+    jitted = tracejit.jit(two_regions, fallback="error", executors=["cpu"], executor_options={"cpu": {"kernel_cache": tmp_path / "c"}})
+    x = torch.randn(8, 16)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for given in (x, x, x[:4]):
+            assert torch.equal(jitted(given), two_regions(given))
+    (text,) = [str(w.message) for w in caught if issubclass(w.category, FallbackWarning)]
+    assert re.search(message, text) and jitted.last_traces[-1].stage == "claim"
+    if kind in ("failing", "hanging"):
+        assert re.search(r"\(for .*test_cpu_kernels\.py:\d+\)", text)
+        kept = re.search(r"the source is (\S+\.c)", text)[1]
+        assert "k0" in open(kept).read()
+
+
+def test_a_kernel_that_does_not_compile_leaves_the_others_fused(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACEJIT_CHECK", "0")
+    source_of = cpu.source_of
+
+    def careless(region):
+        source = source_of(region)
+        return replace(source, text="no C") if any(b.sym.packet == "exp" for b in region.subsymbols) else source
+    monkeypatch.setattr(cpu, "source_of", careless)
+    jitted = tracejit.jit(two_regions, fallback="error", executors=["cpu"], executor_options={"cpu": {"kernel_cache": tmp_path / "c"}})
+    x = torch.randn(8, 16)
+    with pytest.warns(FallbackWarning, match=r"the source is \S+\.c"):
+        got = jitted(x)
+    assert torch.allclose(got, two_regions(x))
+    assert any(b.sym.packet == "mul" for r in jitted.last_traces[-1].regions for b in r.subsymbols)
 
 
 def test_regions_of_a_program_share_as_many_compiler_runs_as_there_are_processors(tmp_path):

@@ -66,6 +66,7 @@ def run_program(program, directory, capsys):
     return tuple(part + "\n" for part in printed.split("\n\n")) if printed else ()
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("program", programs(), ids=lambda p: f"{p.document.name}-{p.text.splitlines()[-1][:40]}")
 def test_code_blocks_run_and_print_what_stands_below_them(program, tmp_path, capsys, request):
     printed = run_program(program, tmp_path, capsys)
@@ -79,6 +80,7 @@ def test_code_blocks_run_and_print_what_stands_below_them(program, tmp_path, cap
         assert printed == program.output, "if the document is to change: --update-golden -n 0"
 
 
+@pytest.mark.compiler
 def test_the_readme_opens_with_a_trace_as_recorded_and_as_run():
     first = programs()[0]
     assert first.document == README
@@ -99,6 +101,7 @@ def documented_modules():
     return [info.name for info in pkgutil.walk_packages(tracejit.__path__, "tracejit.")]
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("name", ["tracejit", *documented_modules()])
 def test_examples_in_docstrings(name):
     module = importlib.import_module(name)
@@ -151,6 +154,7 @@ def test_the_options_table_has_all_options_and_their_defaults():
     assert table == {f.name: f.default for f in dataclasses.fields(options.Options)}
 
 
+@pytest.mark.compiler
 def test_the_stages_table_has_those_of_a_compile_in_order():
     assert [name for cells in rows(README, "stage") for name in named(cells[0])] == stages_of_a_compile()
 

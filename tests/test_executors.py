@@ -99,7 +99,7 @@ def test_taken_name_is_refused():
 # ------------------------------------------------------------------ claiming
 
 
-@pytest.mark.parametrize("how", ["instance", "name", "default", "list"])
+@pytest.mark.parametrize("how", ["instance", "name", pytest.param("default", marks=pytest.mark.compiler), "list"])
 def test_own_executor_runs_what_it_takes(how):
     muls = tracejit.register_executor(MulExecutor(), default=how == "default")
     options = {
@@ -315,6 +315,7 @@ def test_choosing_runs_nothing_and_leaves_no_mode_behind():
 
 # ------------------------------------------------------------------ options
 
+@pytest.mark.compiler
 def test_options_make_the_executor_anew():
     x = torch.randn(64)
     one = tracejit.jit(lambda x: x.exp(), executors=["cpu"], fallback="error",

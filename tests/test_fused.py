@@ -20,6 +20,8 @@ from tests.fuzz import programs, run
 from tracejit.executors.cpu import CpuExecutor
 from tracejit.partition.dependence import is_view
 
+pytestmark = pytest.mark.compiler
+
 SMALL, LARGE = 100, 10
 EVERY_OP = CpuExecutor(allow_single_op_fusion=True)
 

@@ -63,6 +63,7 @@ class Page(HTMLParser):
             self.rows[-1][1].append(data)
 
 
+@pytest.mark.compiler
 def test_a_listing_folds_regions_and_tells_of_every_name_where_it_lives(decoded):
     page = Page(decoded.last_traces[-1]._repr_html_())
     assert page.tips["x"] == "torch.float32 [4, 8, 16] stride [128, 16, 1] on cpu, storage 0 offset 0"
@@ -124,6 +125,7 @@ def test_without_any_drawing_library_a_graph_says_what_to_install(decoded, monke
 
 # ------------------------------------------------------------ explanations
 
+@pytest.mark.compiler
 def test_an_explanation_tells_kernels_single_calls_writes_guards_and_stages(decoded):
     told = tracejit.explain(decoded, *decode_arguments())
     assert [k.name for k in told.kernels] == [r.sym.name for r in told.traces[-1].regions]
@@ -165,6 +167,7 @@ def test_the_command_explains_a_function_of_a_module(tmp_path, monkeypatch, caps
 
 # ------------------------------------------------------------ kernels
 
+@pytest.mark.compiler
 def test_a_kernel_tells_what_it_moves_and_shows_what_it_computes(decoded):
     first = decoded.kernels[0]
     assert first.bytes_read == 4 * (4 * 8 * 16 + 16) and first.bytes_written == 4 * 4 * 8 * 16
@@ -184,6 +187,7 @@ def writes_through_views(x, index):
     return torch.relu(taken) + taken.sum(-1, keepdim=True)
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("fn, arguments", [
     (decode, decode_arguments()), (writes_through_views, (torch.randn(6, 8), torch.tensor([1, 4, 2])))],
     ids=["decode", "writes"])
@@ -232,6 +236,7 @@ class OneWrong(tracejit.CpuExecutor):
         return ready
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("which", [0, 23, 39])
 def test_bisect_finds_a_wrong_kernel_among_forty(which):
     compiled = tracejit.jit(many_regions, executors=[OneWrong(which)], fallback="error")

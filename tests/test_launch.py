@@ -11,6 +11,8 @@ import tracejit
 from tracejit.executors import launch
 from tracejit.executors.cpu import CpuExecutor
 
+pytestmark = pytest.mark.compiler
+
 
 def region_of(fn, *args):
     """(the region's launch function, a jitted function) of a program that is one region."""

@@ -143,7 +143,7 @@ def step(model, inputs, seed):
 
 @every_model
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize("executors", [None, ["torch"]], ids=["fused", "torch"])
+@pytest.mark.parametrize("executors", [pytest.param(None, marks=pytest.mark.compiler), ["torch"]], ids=["fused", "torch"])
 def test_forward_is_as_eager(build, training, executors):
     model, jitted, inputs = pair(build, training, executors=executors)
     with torch.no_grad():

@@ -42,6 +42,7 @@ def _kernel_sees_the_project(monkeypatch):
     monkeypatch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # silences a warning of the kernel's debugger
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs_and_shows_what_is_committed(path, request):
     notebook = executed(path)

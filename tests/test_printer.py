@@ -90,6 +90,7 @@ def problems(want, got):
     return [p for a, b in zip(want, got, strict=True) if (p := tensor_problem(a, b, values=near))]
 
 
+@pytest.mark.compiler
 @names
 def test_golden(fn, golden):
     """Every stage that changed something. The program's lines are told from its first one."""

@@ -19,6 +19,7 @@ def double_every_add(trace):
     return trace.replace(bound_symbols=tuple(map(rewritten, trace.bound_symbols)))
 
 
+@pytest.mark.compiler
 def test_transform_rewrites_the_program():
     jfn = tracejit.jit(lambda x, y: (x + y) * y, transforms=[double_every_add], fallback="error")
     for _ in range(2):

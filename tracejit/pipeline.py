@@ -67,6 +67,11 @@ def lower(capture: Capture, options: Options) -> Lowered:
     if capture.replay_because:
         return replayed(capture, capture.replay_because)
     passes = Passes.of(options)
+    lowered = lower_by(passes, capture)
+    return lowered if passes.available else lower(capture, options)     # it turned out while compiling
+
+
+def lower_by(passes: "Passes", capture: Capture) -> Lowered:
     ops = capture.ops if capture.joint is None else capture.joint.ops
     traces = [capture.calls, checked(below_autograd(ops) if capture.grads else ops)]
     if capture.joint is None:
@@ -120,6 +125,7 @@ class Passes:
     """The stages that one set of options asks for."""
 
     options: Options
+    executors: tuple[Executor, ...]
     before: tuple[Stage, ...]
     after: tuple[Stage, ...]
     placing: tuple[Stage, ...]
@@ -132,7 +138,11 @@ class Passes:
         fusing = any(map(fuses, executors))
         stages = fusing_stages(executors) if fusing else ((), (), claiming_stages(executors))
         recompute = "never" if options.recompute == "fused" and not fusing else options.recompute
-        return cls(options, *stages, recompute)
+        return cls(options, executors, *stages, recompute)
+
+    @property
+    def available(self) -> bool:
+        return all(e.available() for e in self.executors)
 
     def functional(self, traces: list[Trace]) -> None:
         """Append the stages down to the functional trace, the user's transforms among them."""

@@ -18,7 +18,7 @@ from ..ir.symbol import Symbol
 from ..ir.trace import BoundSymbol
 from ..options import check_traces
 from .fusible import can_lower, why_not_lowered
-from .kernel_cache import CompilerError, KernelCache, NoCompiler
+from .kernel_cache import CompilerError, HungCompiler, KernelCache, NoCompiler, machine
 from .launch import compiled_region
 from .registry import Executor
 
@@ -37,7 +37,7 @@ class CpuExecutor(Executor):
                  max_region_ops: int = 2000) -> None:
         self.allow_single_op_fusion, self.max_region_ops = allow_single_op_fusion, max_region_ops
         self.cache = KernelCache(kernel_cache)
-        self.broken = False                                    # there is no compiler: said once
+        self.broken = False                                    # there is no compiler that works: said once
         self.refused: WeakSet[BoundSymbol] = WeakSet()         # calls that the compiler failed on
         self.fast = False
 
@@ -49,6 +49,15 @@ class CpuExecutor(Executor):
         faster.fast, faster.cache = True, KernelCache(self.cache.wanted, ("-ffp-contract=fast",))
         return faster
 
+    def available(self) -> bool:
+        if not self.broken:
+            try:
+                machine()
+            except NoCompiler as error:
+                self.broken = True
+                _say(error)
+        return not self.broken
+
     def can_execute(self, bsym: BoundSymbol) -> bool:
         return False
 
@@ -56,7 +65,7 @@ class CpuExecutor(Executor):
         return not self.broken and bsym not in self.refused and can_lower(bsym)
 
     def why_not(self, bsym: BoundSymbol) -> str:
-        return "there is no C compiler" if self.broken else why_not_lowered(bsym)
+        return "there is no C compiler that works" if self.broken else why_not_lowered(bsym)
 
     def fuse(self, region: BoundSymbol) -> Optional[BoundSymbol]:
         """The region with a function that runs it, or None."""
@@ -85,11 +94,12 @@ class CpuExecutor(Executor):
         if not failed:
             return [replace(r, sym=Symbol(r.sym.name, compiled_region(r, source, library)))
                     for r, source, library in zip(regions, sources, libraries)]
-        if check_traces() and not self.broken:
-            raise failed[0][1]
+        error = failed[0][1]
+        if check_traces():
+            raise error
+        self.broken = self.broken or isinstance(error, HungCompiler) or not self.cache.compiler_works()
         self.refused.update(b for r, _ in failed for b in r.subsymbols if not call_of(b).is_view)
-        where = next((str(b.source) for b in failed[0][0].subsymbols if b.source.file), "")
-        warnings.warn(f"no CPU kernels: {failed[0][1]} {f'(for {where})' if where else ''}", FallbackWarning, stacklevel=2)
+        _say(error, next((f" (for {b.source})" for b in failed[0][0].subsymbols if b.source.file), ""))
         return None
 
 
@@ -98,3 +108,7 @@ class _Uncompiled:
     """In the place of a region's function, until all are compiled."""
 
     source: Source
+
+
+def _say(error: Exception, where: str = "") -> None:
+    warnings.warn(f"no CPU kernels: {error}{where}", FallbackWarning, stacklevel=2)

@@ -41,6 +41,10 @@ class NoCompiler(CompilerError):
     """There is none, or it does not even tell its version."""
 
 
+class HungCompiler(CompilerError):
+    """It did not end in TIMEOUT seconds."""
+
+
 @lru_cache(None)
 def compiler() -> tuple[str, ...]:
     """The command of the C compiler, from CC or the first of cc, gcc, clang that exists."""
@@ -52,7 +56,7 @@ def compiler() -> tuple[str, ...]:
 
 
 @lru_cache(None)
-def _machine() -> str:
+def machine() -> str:
     """What compiled code depends on besides its source: compiler version and processor."""
     command = compiler()
     try:
@@ -82,7 +86,7 @@ def _processors() -> int:
 
 
 def _key(text: str, more: tuple[str, ...] = ()) -> str:
-    return hashlib.sha256("\n".join([text, *FLAGS, *width_flags(), *more, _machine()]).encode()).hexdigest()[:32]
+    return hashlib.sha256("\n".join([text, *FLAGS, *width_flags(), *more, machine()]).encode()).hexdigest()[:32]
 
 
 def _prefix(key: str) -> str:
@@ -161,6 +165,8 @@ class KernelCache:
             try:
                 paths = [self.directory / f"{key}.so" for key in share]
                 self._build(paths, together((_prefix(key), missing[key].body) for key in share), self.more)
+            except HungCompiler as error:
+                return dict.fromkeys(share, error)
             except CompilerError as error:
                 return {share[0]: error} if len(share) == 1 else {k: e for key in share for k, e in build([key]).items()}
             return {}
@@ -168,6 +174,14 @@ class KernelCache:
             return build(shares[0])
         with ThreadPoolExecutor(len(shares)) as pool:
             return {k: e for failed in pool.map(build, shares) for k, e in failed.items()}
+
+    def compiler_works(self) -> bool:
+        """Can anything at all be compiled?"""
+        try:
+            self.load(f"int tj_works_{os.getpid()}(void) {{ return 1; }}")
+        except CompilerError:
+            return False
+        return True
 
     def _open(self, path: Path, text: str, more: tuple[str, ...] = ()) -> ctypes.CDLL:
         try:
@@ -196,7 +210,8 @@ class KernelCache:
             os.replace(made, paths[0])
             os.replace(source, paths[0].with_suffix(".c"))
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise CompilerError(f"{error}; the source is {source}") from error
+            kind = HungCompiler if isinstance(error, subprocess.TimeoutExpired) else CompilerError
+            raise kind(f"{error}; the source is {source}") from error
         with self._counting:
             self.built += 1
 

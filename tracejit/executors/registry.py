@@ -1,6 +1,7 @@
 """Executors: who runs the calls of a trace. They are asked in order; the torch fallback is always last."""
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Iterable, Mapping, Optional, Union
 
 from ..errors import TraceError
@@ -23,6 +24,10 @@ class Executor:
     name: str = ""
     allow_single_op_fusion: bool = False      # a region of one call (and its views) is worth a kernel
     max_region_ops: int = 400                 # calls of a region, views not counted
+
+    def available(self) -> bool:
+        """Has it what it needs? One that has not is not asked."""
+        return True
 
     def can_execute(self, bsym: BoundSymbol) -> bool:
         raise NotImplementedError
@@ -88,7 +93,7 @@ def default_executors() -> tuple[Executor, ...]:
 
 def resolve(chosen: Optional[Iterable[Union[str, Executor]]], last: Executor,
             options: Optional[Mapping[str, Mapping[str, Any]]] = None) -> tuple[Executor, ...]:
-    """The executors of one `jit`, `last` (the torch fallback) at the end; one with options is made anew with them.
+    """The executors of one `jit`, `last` (the torch fallback) at the end; one with options is another of its class.
 
     TraceError for what is no executor, and for options of one that is not asked or does not have them.
     """
@@ -104,11 +109,17 @@ def resolve(chosen: Optional[Iterable[Union[str, Executor]]], last: Executor,
     if unknown:
         raise TraceError(f"executor_options names {min(unknown)!r}, which is not among the executors asked")
     found = tuple(_with_options(e, options[e.name]) if e.name in options else e for e in found)
-    return (*(e for e in found if e is not last), last)
+    return (*(e for e in found if e is not last and e.available()), last)
+
+
+@lru_cache(64)
+def _made(kind: type, options: tuple[tuple[str, Any], ...]) -> Executor:
+    """One for all compiles with these options: it knows what it has compiled, and whether there is a compiler."""
+    return kind(**dict(options))
 
 
 def _with_options(executor: Executor, options: Mapping[str, Any]) -> Executor:
     try:
-        return type(executor)(**options)
+        return _made(type(executor), tuple(sorted(options.items())))
     except TypeError as error:
         raise TraceError(f"executor {executor.name!r}: {error}") from None
