@@ -462,6 +462,7 @@ def test_threads_that_change_the_state_they_read(way):
     assert not wrong
 
 
+@pytest.mark.compiler
 def test_jit_inside_jit_is_part_of_the_outer_program(way):
     inner = jitted(lambda x: x * 2 + 1)
     x = torch.randn(4)

@@ -5,7 +5,7 @@ import pytest
 
 import tracejit
 
-from cases import adversarial, cases, harness  # noqa: F401  (importing cases registers its programs)
+from cases import adversarial, adversarial_state, harness, reported_aliasing, reported_state  # noqa: F401  (which register programs)
 from cases.broken_compilers import BROKEN_COMPILERS
 from cases.compare import rounds
 
