@@ -5,7 +5,8 @@ import pytest
 
 import tracejit
 
-from cases import adversarial, adversarial_state, harness, reported_aliasing, reported_state  # noqa: F401  (which register programs)
+from cases import adversarial, harness
+from cases import adversarial_state, reported_aliasing, reported_state  # noqa: F401  (importing registers programs)
 from cases.broken_compilers import BROKEN_COMPILERS
 from cases.compare import rounds
 
