@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from tests.fuzz import observe, programs, run
+from tests.fuzz import observe, programs, rounding, run
 from tests.fuzz.shrink import shrink
 
 EXAMPLES = 10_000 if os.environ.get("TRACEJIT_TEST_ALL") == "1" else 300
@@ -148,3 +148,26 @@ def test_observation_tells_signed_zeros_apart_and_not_two_nans():
     assert observe.differences(moments([0.0]), moments([-0.0]))
     assert not observe.differences(moments([float("nan")]), moments([-float("nan")]))
     assert observe.differences(moments([1.0]), moments([float("nan")]))
+
+
+def rounded(program, make_arguments, compiled):
+    """`compiled` against eager, with what rounding explains forgiven."""
+    def make():
+        def caller(call):
+            call(*make_arguments())
+        return program, caller
+    want, got = observe.observe(make), observe.observe(make, lambda fn: compiled)
+    assert observe.differences(want, got)
+    return observe.differences(want, rounding.forgiven(want, got, make))
+
+
+def test_the_rounding_of_a_sum_is_a_share_of_its_terms():
+    terms = torch.tensor([1.0, 1e-7, -1.0, 3e-8])
+    assert not rounded(lambda x: x.sum(), lambda: [terms.clone()], lambda x: x.double().sum().float())
+    assert rounded(lambda x: x.sum(), lambda: [terms.clone()], lambda x: x.sum() + 1e-4)
+
+
+def test_halves_may_overflow_where_eager_does_not_contract():
+    large = torch.full((24,), 2.65e38, dtype=torch.bfloat16)
+    assert not rounded(lambda x: x.sub_(x, alpha=2), lambda: [large.clone()], lambda x: x.neg_())
+    assert rounded(lambda x: x.sub_(x, alpha=2), lambda: [large / 1e38], lambda x: x.neg_().mul_(0.9))

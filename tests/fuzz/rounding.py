@@ -6,7 +6,7 @@ them is not defined to the last bit, so a compiler may differ there about as muc
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,6 +19,7 @@ INEXACT = frozenset("""exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos
     std_mean norm linalg_vector_norm native_layer_norm native_group_norm native_batch_norm _fused_rms_norm pow
     _native_batch_norm_legit log_sigmoid_forward glu mse_loss binary_cross_entropy_with_logits nll_loss_forward logaddexp
     _softmax_backward_data _log_softmax_backward_data gelu_backward silu_backward nansum rsqrt sqrt""".split())
+SUMS = frozenset(("sum", "mean"))                              # their error is a share of the terms, not of the result
 TRIES = 6
 ULPS, RELATIVE = 4, 1e-6     # always allowed where anything inexact ran: ulps of a value, share of the tensor's largest
 MARGIN = 8                   # how much further than the moved runs a compiler may be
@@ -32,13 +33,19 @@ class Moved(TorchDispatchMode):
         self.generator, self.ulps, self.seen = torch.Generator().manual_seed(seed), ulps, False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        contracted = _in_double(func, args, kwargs) if "alpha" in (kwargs or {}) else None
         out = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         for t in tree_leaves(out):
             if isinstance(t, torch.Tensor) and t.is_floating_point() and t.numel():
                 if name.rstrip("_") in INEXACT:
                     self.seen = True
-                    self._move(t)
+                    terms = args[0].detach().abs() if name in SUMS and args[0].is_floating_point() else None
+                    self._move(t, t.detach().abs() if terms is None else func(terms, *args[1:], **(kwargs or {})))
+                if contracted is not None:
+                    self.seen = True
+                    chosen = torch.rand(t.shape, generator=self.generator) < 0.5
+                    t.detach().copy_(torch.where(chosen, contracted.to(t.dtype), t.detach()))
                 if torch.Tag.pointwise in func.tags or name.startswith("floor_divide"):
                     self._turn_nans(t)
                 if name == "gelu":                             # of infinity it is NaN in some of eager's code, not in all
@@ -53,9 +60,17 @@ class Moved(TorchDispatchMode):
             sign = torch.randint(0, 2, t.shape, generator=self.generator).to(t.dtype) * 2 - 1
             t.detach().copy_(torch.where(nan, torch.full_like(t, float("nan")).copysign(sign), t))
 
-    def _move(self, t: torch.Tensor) -> None:
+    def _move(self, t: torch.Tensor, scale: torch.Tensor) -> None:
         steps = torch.randint(-self.ulps, self.ulps + 1, t.shape, generator=self.generator).double()
-        t.detach().copy_(t.detach().double() * (1 + steps * torch.finfo(t.dtype).eps))
+        moved = t.detach().double() + steps * torch.finfo(t.dtype).eps * scale.double()
+        t.detach().copy_(torch.where((scale != 0) & scale.isfinite(), moved, t.detach().double()))
+
+
+def _in_double(func: Any, args: tuple, kwargs: dict) -> Optional[torch.Tensor]:
+    """`a + alpha * b` of halves as eager's vectors compute it, without overflow between; its last few elements may overflow."""
+    if not all(isinstance(a, torch.Tensor) and a.dtype in (torch.bfloat16, torch.float16) for a in args[:2]):
+        return None
+    return func(*(a.detach().double() if isinstance(a, torch.Tensor) else a for a in args), **kwargs)
 
 
 def moved_runs(make: Callable) -> list[list[Moment]]:
