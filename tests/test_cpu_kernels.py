@@ -275,7 +275,7 @@ def test_a_kernel_that_does_not_compile_leaves_the_others_fused(tmp_path, monkey
 
     def careless(region):
         source = source_of(region)
-        return replace(source, text="no C") if any(b.sym.packet == "exp" for b in region.subsymbols) else source
+        return replace(source, text="no C", body="no C") if any(b.sym.packet == "exp" for b in region.subsymbols) else source
     monkeypatch.setattr(cpu, "source_of", careless)
     jitted = tracejit.jit(two_regions, fallback="error", executors=["cpu"], executor_options={"cpu": {"kernel_cache": tmp_path / "c"}})
     x = torch.randn(8, 16)
