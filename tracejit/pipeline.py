@@ -20,6 +20,7 @@ from .passes.cse import cse
 from .passes.dce import dce
 from .passes.functionalize import functionalize
 from .passes.inplace_check import inplace_check
+from .passes.short_views import short_views
 from .passes.versions import versions
 from .runtime.instrument import TOPICS, instrument
 
@@ -174,7 +175,8 @@ def fusing_stages(executors: Sequence[Executor]) -> tuple[tuple[Stage, ...], ...
     """(before functionalization, after it, placing): composite calls are opened, and regions formed and ordered."""
     from .partition.regions import partition                   # what no call needs without a fuser
     from .passes.decompose import decompose, unroll
-    return ((("unroll", unroll),), (("decompose", decompose),), (("partition", lambda trace: partition(trace, executors)),))
+    placing = (("partition", lambda trace: short_views(partition(trace, executors))),)
+    return (("unroll", unroll),), (("decompose", decompose),), placing
 
 
 def run_stages(stages: Sequence[Stage], traces: list[Trace]) -> None:

@@ -1,0 +1,83 @@
+"""Views between torch's calls are one step; what is a result, a region's argument or written memory keeps its own."""
+import pytest
+import torch
+
+import tracejit
+
+
+def compiled(fn, *args):
+    jitted = tracejit.jit(fn, fallback="error")
+    expected_args, given = [a.clone() for a in args], [a.clone() for a in args]
+    for _ in range(2):
+        torch.testing.assert_close(jitted(*given), fn(*expected_args))
+    torch.testing.assert_close(given, expected_args)
+    return jitted.last_traces[-1]
+
+
+def views_of(trace):
+    return [b.sym.packet for b in trace.bound_symbols if not b.is_region and not b.written
+            and any(o.storage == a.storage for o in b.tensor_outputs for a in b.tensor_args)]
+
+
+def attention(q, k):
+    return q @ k[:, :, :8].transpose(-1, -2)
+
+
+def test_a_chain_of_views_is_one_call():
+    trace = compiled(attention, torch.randn(1, 4, 1, 16), torch.randn(1, 4, 32, 16))
+    assert views_of(trace).count("as_strided") == 1 and len(views_of(trace)) <= 3
+
+
+def same_again(x):
+    return torch.mm(x.expand(4, 4).view(4, 4), x)
+
+
+def test_a_view_that_is_its_parent_is_not_made():
+    assert views_of(compiled(same_again, torch.randn(4, 4))) == []
+
+
+def results_are_views(x):
+    y = torch.mm(x, x)
+    return y, y.view(4, 4), y.t()[1:].t()
+
+
+def test_results_keep_being_tensors_of_their_own():
+    jitted = tracejit.jit(results_are_views, fallback="error")
+    a, b, c = jitted(torch.randn(4, 4))
+    assert a is not b and a.data_ptr() == b.data_ptr() and c.data_ptr() == a.data_ptr() + 4
+    assert c.stride() == (4, 1) and c.shape == (4, 3)
+
+
+def writes_through_views(x):
+    x.t()[1:].t().copy_(torch.mm(x, x)[:, 1:])
+    return torch.mm(x.view(4, 4)[::2, ::2].t(), x[:2])
+
+
+@pytest.mark.parametrize("make", [lambda: torch.randn(4, 4), lambda: torch.randn(6, 4)[2:], lambda: torch.randn(4, 4).t()])
+def test_offsets_and_strides_of_arguments_are_counted(make):
+    x = make()
+    jitted, y = tracejit.jit(writes_through_views, fallback="error"), x.clone(memory_format=torch.preserve_format)
+    for _ in range(2):
+        torch.testing.assert_close(jitted(x), writes_through_views(y))
+        torch.testing.assert_close(x, y)
+
+
+def reads_bytes_anew(x):
+    return torch.mm(x.view(torch.int32).view(torch.float32).t().t(), x)
+
+
+def test_views_as_another_dtype_stay():
+    compiled(reads_bytes_anew, torch.randn(4, 4))
+
+
+def views_before_and_after_a_move(x, y):
+    old = x.t()
+    x.set_(y)
+    return torch.mm(old[1:], old), torch.mm(x.t()[1:], x)
+
+
+def test_a_view_of_memory_that_an_argument_left_stays_there():
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    a, b = x.clone(), y.clone()
+    for got, want in zip(tracejit.jit(views_before_and_after_a_move)(x, y), views_before_and_after_a_move(a, b)):
+        torch.testing.assert_close(got, want)

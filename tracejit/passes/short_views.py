@@ -1,0 +1,56 @@
+"""Short views: a view that torch makes is one step away from the tensor at its bottom.
+
+In: the trace that runs. Out: the same, where
+  - a chain of views between torch's calls is one `as_strided` of the tensor that they all view,
+  - a view that is its parent over again is its parent, unless it is a result, goes to a region, or has to do with writes,
+  - views that nothing uses are gone.
+Guaranteed: every other call reads and writes the same bytes, under names of the same layout.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Optional
+
+import torch
+from torch.utils._pytree import tree_map
+
+from ..ir.proxy import TensorProxy
+from ..ir.symbol import aten_symbol
+from ..ir.trace import BoundSymbol, Trace
+from .dce import dce, has_effect
+
+# By its public name, which is the cheapest to call.
+AS_STRIDED = replace(aten_symbol(torch.ops.aten.as_strided.default), fn=torch.as_strided)
+
+
+def short_views(trace: Trace) -> Trace:
+    fixed = {*trace.tensor_results, *(a for b in trace.bound_symbols if b.is_region or has_effect(b) for a in b.tensor_args)}
+    bottom: dict[TensorProxy, TensorProxy] = {}
+    same: dict[TensorProxy, TensorProxy] = {}
+    calls = []
+    for b in trace.bound_symbols:
+        if same and not b.is_region:
+            args, kwargs = tree_map(lambda x: same.get(x, x) if isinstance(x, TensorProxy) else x, (b.args, b.kwargs))
+            b = replace(b, args=args, kwargs=kwargs)
+        if b.sym.opaque:                                       # an input may lie elsewhere after it, its old views do not
+            bottom.clear()
+        parent = _viewed(b)
+        if parent is not None:
+            root, view = bottom.get(parent, parent), b.output
+            if view.same_view(parent) and view.stride == parent.stride and view not in fixed and (
+                    view.storage not in trace.written_storages):
+                same[view] = parent
+                continue
+            bottom[view] = root
+            if root is not parent:
+                b = replace(b, sym=AS_STRIDED, args=(root, list(view.shape), list(view.stride), view.offset), kwargs={})
+        calls.append(b)
+    return dce(trace.replace(bound_symbols=tuple(calls)))
+
+
+def _viewed(b: BoundSymbol) -> Optional[TensorProxy]:
+    """What a call views, when its one result is nothing but other strides over the same elements."""
+    if b.is_region or has_effect(b) or not isinstance(b.output, TensorProxy) or len(b.tensor_args) != 1:
+        return None
+    a, o = b.tensor_args[0], b.output
+    return a if a.storage == o.storage and a.reading == o.reading and not a.conj and not a.neg else None
