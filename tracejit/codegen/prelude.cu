@@ -67,7 +67,7 @@ REAL(float, f, f) REAL(double, d, ) /* tj_mod_f( tj_mod_d( tj_div_floor_f( tj_di
 
 #define ACTIVATIONS(t, s, f) \
   EW t tj_lerp_##s(t a, t b, t w) { int near = fabs##f(w) < (t)0.5; return fma##f(near ? w : w - 1, b - a, near ? a : b); } \
-  EW t tj_sigmoid_##s(t x) { return 1 / (1 + exp##f(-x)); } \
+  EW t tj_sigmoid_##s(t x) { t e = exp##f(-fabs##f(x)); return (x < 0 ? e : 1) / (1 + e); } \
   EW t tj_softplus_##s(t x, t b, t h) { return x * b > h ? x : log1p##f(exp##f(x * b)) / b; } \
   EW t tj_elu_##s(t x, t n, t p, t i) { return x < 0 ? expm1##f(x * i) * n : x * p; } \
   EW t tj_cdf_##s(t v) { t x = v * (t)0.70710678118654752440; return (t)0.5 * (x < 0 ? erfc##f(-x) : 1 + erf##f(x)); } \
