@@ -74,7 +74,7 @@ def test_registering_again_replaces_an_executor_of_the_same_class():
 
 def test_unknown_name_lists_the_known_ones():
     tracejit.register_executor(MulExecutor())
-    with pytest.raises(tracejit.TraceError, match="no executor is named 'mul'; there are cpu, muls, torch"):
+    with pytest.raises(tracejit.TraceError, match="no executor is named 'mul'; there are cpu, cupy, muls, torch"):
         tracejit.get_executor("mul")
 
 

@@ -9,6 +9,7 @@ from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol
 from .cpu import GRAIN, MOST_THREADS, Function, function_of, with_helpers
 from .kernel import Buffer, Kernel
+from .lower import weight
 from .nests import Nests
 
 ENTRY = "tj_region"
@@ -26,6 +27,12 @@ class Source:
     kernels: tuple[Kernel, ...]
     checks: bool
     threads: int                         # how many the largest kernel has work for
+
+    @property
+    def length(self) -> int:
+        """Instructions of an iteration, roughly, of all functions: what a compiler's time grows with, and faster than it."""
+        functions = {id(k.same_as or k): k.same_as or k for k in self.kernels}
+        return sum(weight(e) for k in functions.values() for e in k.expressions)
 
 
 @dataclass

@@ -22,6 +22,8 @@ from .kernel_cache import CompilerError, HungCompiler, KernelCache, NoCompiler, 
 from .launch import compiled_region
 from .registry import Executor
 
+LONGEST = 800                # instructions of one region: fifty costly ones take the compiler about half a second
+
 
 class CpuExecutor(Executor):
     """Fuses calls on CPU tensors.
@@ -81,6 +83,8 @@ class CpuExecutor(Executor):
             if check_traces():
                 raise
             return None
+        if source.length > LONGEST and len(region.subsymbols) > 1:
+            return None                                        # two kernels compile sooner
         return replace(region, sym=Symbol(region.sym.name, _Uncompiled(source)), executor=self.name)
 
     def finish(self, regions: list[BoundSymbol]) -> Optional[list[BoundSymbol]]:
