@@ -209,3 +209,10 @@ def test_a_resized_out_takes_the_strides_of_the_result():
 
 def test_views_that_differ_in_the_stride_of_one_row_overlap_as_in_eager():
     assert_parity(lambda a: a.add_(a.view_as(a)), lambda: [torch.ones(8).as_strided((1, 5), (6, 1))], raises="RuntimeError")
+
+
+@pytest.mark.parametrize("program", [
+    lambda x, y: x == y, lambda x, y: y == x, lambda x, y: x != y.clone(), lambda x, y: y[:] != x, lambda x, y: x < y, lambda x, y: y < x,
+    lambda x, y: x <= y, lambda x, y: x > y, lambda x, y: y >= x[...]], ids="== =!= != !=! < >! <= > >=".split())
+def test_a_comparison_of_operands_laid_out_differently_has_the_strides_that_their_order_gives(program):
+    assert_parity(lambda x: program(x, x.t() * 2), lambda: [torch.ones(5, 5)])

@@ -27,6 +27,8 @@ from ..torch_private import (DISTRIBUTED_WRAPPERS, function_modes_see, saved_ten
 from .handlers import catches_value_errors
 from .fakes import Fakes, is_fake, real_tensors
 from .recorder import Recorder, current_modes, unprofiled
+from .sites import compared_at
+from .state import MISSING
 from .structure import PLAIN
 
 _TORCH_PATH = torch.__path__[0] + "/"
@@ -46,7 +48,8 @@ _TAKES_GRADIENTS = frozenset({torch.autograd.backward, torch.autograd.grad, _T.g
 _KEPT_WHOLE = frozenset({torch.linalg.svdvals, torch.linalg.cond, torch.linalg.norm, torch.linalg.matrix_norm,
                          torch.linalg.matrix_rank, torch.linalg.eigvalsh, torch.svd, torch.norm, _T.norm, _T.svd, torch.nn.functional.one_hot})
 # `real < fake` reaches us as `fake > real`: Python asks the subclass first. Only the strides of the result can tell.
-_COMPARISONS = frozenset(getattr(_T, n) for op in ("eq", "ne", "lt", "le", "gt", "ge") for n in (op, f"__{op}__"))
+_REFLECTED = {getattr(_T, a): getattr(_T, b) for a, b in (
+    ("lt", "gt"), ("gt", "lt"), ("le", "ge"), ("ge", "le"), ("__eq__", "__eq__"), ("ne", "ne"))}
 _MAY_SHARE_MEMORY = frozenset({torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer})
 # What asks for memory, or for objects that live outside torch's operations.
 _HOST_READS = frozenset({_T.__repr__, _T.__format__, _T.tolist, _T.numpy, _T.__array__, _T.storage, _T.__dlpack__, _T.share_memory_,
@@ -142,10 +145,11 @@ class FunctionLevel(TorchFunctionMode):
     def call(self, func: Callable, args: tuple, kwargs: dict, *, calls_back: bool = False) -> Any:
         """Run one public call on fakes and record it with what it became."""
         flat, spec = tree_flatten((args, kwargs))
-        swapped = func in _COMPARISONS and is_fake(flat[0]) and isinstance(flat[1], _T) and not is_fake(flat[1])
+        operands = flat[:2]
         flat = [self._fake(a) if isinstance(a, _T) else a for a in flat]
-        if swapped and layout_is_ambiguous([self.recorder.proxy(a) for a in flat[:2]]) and _order_shows(*flat[:2]):
-            raise UnsupportedError("a comparison whose operands are laid out differently", where=str(user_line()))
+        if func in _REFLECTED and is_fake(operands[0]) and isinstance(operands[1], _T) and not is_fake(operands[1]):
+            if layout_is_ambiguous([self.recorder.proxy(a) for a in flat]) and _order_shows(*flat) and _reflected(*operands):
+                func, flat = _REFLECTED[func], flat[::-1]
         args, kwargs = tree_unflatten(flat, spec)
         if self._inside:                                       # within a call that is recorded as one: fakes throughout
             return func(*args, **kwargs)
@@ -342,6 +346,17 @@ def _has_torch_function(args: Any) -> bool:
 
 def _is_function_apply(func: Callable) -> bool:
     return getattr(func, "__func__", None) is _apply.__func__
+
+
+def _reflected(fake: torch.Tensor, real: torch.Tensor) -> bool:
+    """Does the program compare `real` with `fake`, rather than `fake` with `real`?"""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_OWN_PATH):
+        frame = frame.f_back
+    left, right = compared_at(frame)
+    if left is MISSING and right is MISSING:
+        raise UnsupportedError("a comparison whose operands are laid out differently", where=str(user_line()))
+    return left is real or right is fake
 
 
 def _order_shows(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""What is passed at a call: the simple loads before it, evaluated without running code of the user's.
+"""What is passed at a call or a comparison: the simple loads before it, evaluated without running code of the user's.
 
 Only a refinement: what cannot be told here is taken for anything that the frame holds.
 """
@@ -21,11 +21,22 @@ _SITES: dict[int, tuple[types.CodeType, dict[int, tuple[Argument, Argument]]]] =
 
 def attribute_at(frame: types.FrameType) -> tuple[Any, str | None]:
     """(object, name) of the `getattr`-like call that `frame` makes; MISSING and None where not told."""
+    obj, name = _first_two(frame)
+    return obj, name if type(name) is str else None
+
+
+def compared_at(frame: types.FrameType) -> tuple[Any, Any]:
+    """(left, right) of the comparison that `frame` makes with an operator; MISSING where not told."""
+    compares = frame.f_code.co_code[frame.f_lasti] == dis.opmap["COMPARE_OP"]
+    return _first_two(frame) if compares else (MISSING, MISSING)
+
+
+def _first_two(frame: types.FrameType) -> tuple[Any, Any]:
     found = _SITES.get(id(frame.f_code))
     if found is None:
         found = _SITES[id(frame.f_code)] = (frame.f_code, _find_sites(frame.f_code))
-    obj, name = (evaluate(frame, argument) for argument in found[1].get(frame.f_lasti, (UNTOLD, UNTOLD)))
-    return obj, name if type(name) is str else None
+    first, second = found[1].get(frame.f_lasti, (UNTOLD, UNTOLD))
+    return evaluate(frame, first), evaluate(frame, second)
 
 
 def evaluate(frame: types.FrameType, argument: Argument) -> Any:
@@ -47,7 +58,7 @@ def evaluate(frame: types.FrameType, argument: Argument) -> Any:
 
 
 def _find_sites(code: types.CodeType) -> dict[int, tuple[Argument, Argument]]:
-    """Offset of each call -> its first two arguments, for calls of up to three arguments."""
+    """Offset of each call of up to three arguments -> its first two; of each comparison -> its operands."""
     sites: dict[int, tuple[Argument, Argument]] = {}
     steps = list(dis.get_instructions(code))
     for at, step in enumerate(steps):
@@ -55,6 +66,9 @@ def _find_sites(code: types.CodeType) -> dict[int, tuple[Argument, Argument]]:
             end = at - 1 if steps[at - 1].opname == "PRECALL" else at
             arguments = pushed(steps[:end], step.arg)
             sites[step.offset] = (arguments[-1], arguments[-2] if step.arg > 1 else UNTOLD)
+        elif step.opname == "COMPARE_OP":
+            right, left = pushed(steps[:at], 2)
+            sites[step.offset] = (left, right)
     return sites
 
 
