@@ -171,3 +171,20 @@ def test_halves_may_overflow_where_eager_does_not_contract():
     large = torch.full((24,), 2.65e38, dtype=torch.bfloat16)
     assert not rounded(lambda x: x.sub_(x, alpha=2), lambda: [large.clone()], lambda x: x.neg_())
     assert rounded(lambda x: x.sub_(x, alpha=2), lambda: [large / 1e38], lambda x: x.neg_().mul_(0.9))
+
+
+def test_a_norm_over_one_element_may_be_exact_though_eager_is_not():
+    """Eager computes x * rstd - mean * rstd for halves, with rstd = 316 where there is no variance."""
+    def normalised(x):
+        return torch.nn.functional.layer_norm(x, (1,))
+    x = torch.randn(64, 1).bfloat16()
+    assert not rounded(normalised, lambda: [x.clone()], torch.zeros_like)
+    assert rounded(normalised, lambda: [x.clone()], lambda x: torch.full_like(x, 0.01))
+
+
+def test_the_bits_of_a_nan_are_nobodys_promise_in_lists_either():
+    def program(x):
+        torch._foreach_add_([x], [x])
+        return x.view(torch.int16)
+    x = torch.full((8,), float("nan"), dtype=torch.bfloat16)
+    assert not rounded(program, lambda: [x.clone()], lambda x: x.view(torch.int16).fill_(-1))

@@ -46,7 +46,13 @@ def equal_bits(a, b):
 def rounds(jitted):
     """Does a kernel of the latest program compute what the last bits of are nobody's promise?"""
     finals = [*tracejit.last_traces(jitted)[-1:], *jitted.last_backward_traces[-1:]]
-    return any(b.sym.packet.rstrip("_") in INEXACT for final in finals for region in final.regions for b in region.subsymbols)
+    return any(b.sym.packet.rstrip("_") in INEXACT or _scales_halves(b)
+               for final in finals for region in final.regions for b in region.subsymbols)
+
+
+def _scales_halves(b):
+    """`a + alpha * b` of halves: eager's vectors round it once, the elements left over twice."""
+    return "alpha" in b.kwargs and any(a.dtype in (torch.bfloat16, torch.float16) for a in b.tensor_args)
 
 
 NEAR = {torch.bfloat16: 2 ** -6, torch.float16: 2 ** -9, torch.float64: 1e-9}

@@ -19,7 +19,6 @@ INEXACT = frozenset("""exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos
     std_mean norm linalg_vector_norm native_layer_norm native_group_norm native_batch_norm _fused_rms_norm pow
     _native_batch_norm_legit log_sigmoid_forward glu mse_loss binary_cross_entropy_with_logits nll_loss_forward logaddexp
     _softmax_backward_data _log_softmax_backward_data gelu_backward silu_backward nansum rsqrt sqrt""".split())
-SUMS = frozenset(("sum", "mean"))                              # their error is a share of the terms, not of the result
 TRIES = 6
 ULPS, RELATIVE = 4, 1e-6     # always allowed where anything inexact ran: ulps of a value, share of the tensor's largest
 MARGIN = 8                   # how much further than the moved runs a compiler may be
@@ -33,20 +32,22 @@ class Moved(TorchDispatchMode):
         self.generator, self.ulps, self.seen = torch.Generator().manual_seed(seed), ulps, False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        contracted = _in_double(func, args, kwargs) if "alpha" in (kwargs or {}) else None
-        out = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        for t in tree_leaves(out):
+        kwargs = kwargs or {}
+        contracted = _in_double(func, args, kwargs) if "alpha" in kwargs else None
+        terms = _terms(func, args, kwargs)
+        out = func(*args, **kwargs)
+        listed = func.overloadpacket.__name__.startswith("_foreach_")
+        name = func.overloadpacket.__name__.removeprefix("_foreach_").rstrip("_")
+        for n, t in enumerate(tree_leaves(args[0] if listed and out is None else out)):
             if isinstance(t, torch.Tensor) and t.is_floating_point() and t.numel():
-                if name.rstrip("_") in INEXACT:
+                if name in INEXACT:
                     self.seen = True
-                    terms = args[0].detach().abs() if name in SUMS and args[0].is_floating_point() else None
-                    self._move(t, t.detach().abs() if terms is None else func(terms, *args[1:], **(kwargs or {})))
+                    self._move(t, terms if n == 0 else None)
                 if contracted is not None:
                     self.seen = True
                     chosen = torch.rand(t.shape, generator=self.generator) < 0.5
                     t.detach().copy_(torch.where(chosen, contracted.to(t.dtype), t.detach()))
-                if torch.Tag.pointwise in func.tags or name.startswith("floor_divide"):
+                if torch.Tag.pointwise in func.tags or listed or name == "floor_divide":
                     self._turn_nans(t)
                 if name == "gelu":                             # of infinity it is NaN in some of eager's code, not in all
                     t.nan_to_num_(nan=float("inf"), posinf=float("inf"), neginf=-float("inf"))
@@ -60,10 +61,27 @@ class Moved(TorchDispatchMode):
             sign = torch.randint(0, 2, t.shape, generator=self.generator).to(t.dtype) * 2 - 1
             t.detach().copy_(torch.where(nan, torch.full_like(t, float("nan")).copysign(sign), t))
 
-    def _move(self, t: torch.Tensor, scale: torch.Tensor) -> None:
+    def _move(self, t: torch.Tensor, terms: Optional[torch.Tensor]) -> None:
         steps = torch.randint(-self.ulps, self.ulps + 1, t.shape, generator=self.generator).double()
-        moved = t.detach().double() + steps * torch.finfo(t.dtype).eps * scale.double()
-        t.detach().copy_(torch.where((scale != 0) & scale.isfinite(), moved, t.detach().double()))
+        unit = torch.finfo(t.dtype).eps * t.detach().double().abs()
+        if terms is not None:                                  # halves are added up as floats
+            unit += min(torch.finfo(t.dtype).eps, torch.finfo(torch.float32).eps) * terms.double()
+        moved = t.detach().double() + steps * unit
+        t.detach().copy_(torch.where((unit != 0) & unit.isfinite(), moved, t.detach().double()))
+
+
+def _terms(func: Any, args: tuple, kwargs: dict) -> Optional[torch.Tensor]:
+    """What is added up, without signs, for results that are a small difference of large terms; None for other operations."""
+    name = func.overloadpacket.__name__
+    if name in ("sum", "mean") and args[0].is_floating_point():
+        return func(args[0].detach().abs(), *args[1:], **kwargs)
+    if name == "native_layer_norm":                            # eager: x * rstd + (-mean * rstd)
+        x, shape, weight, bias, eps = (a.detach() if isinstance(a, torch.Tensor) else a for a in args)
+        _, mean, rstd = func(x, shape, None, None, eps)
+        terms = (x.abs() + mean.abs()) * rstd
+        terms = terms if weight is None else terms * weight.abs()
+        return terms if bias is None else terms + bias.abs()
+    return None
 
 
 def _in_double(func: Any, args: tuple, kwargs: dict) -> Optional[torch.Tensor]:

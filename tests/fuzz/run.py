@@ -129,6 +129,8 @@ def summarize(outcomes: Iterable[Outcome], total: int) -> tuple[Counter, list[Ou
                 reasons[outcome.problems[0].splitlines()[0][:110]] += 1
             if outcome.kind in ("different", "unstable"):
                 bad.append(outcome)
+            if outcome.kind not in ("same", "rounded"):
+                bar.write(f"program {outcome.index}: {outcome.kind}", file=sys.stderr)
             bar.set_postfix(different=counts["different"], unsupported=counts["unsupported"], refresh=False)
             bar.update()
     return counts, bad, reasons
