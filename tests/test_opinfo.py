@@ -10,7 +10,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 
 import tracejit
 
-from cases.compare import call_problems, clone_call, equal_bits, near, rounds, run
+from cases.compare import call_problems, clone_call, equal_bits, in_float64, near, near_or_nearer, rounds, run
 
 ALL = os.environ.get("TRACEJIT_TEST_ALL") == "1"
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool]
@@ -110,9 +110,14 @@ def judge(function, args, kwargs, compare_values):
         return None
     calls, outcomes, reason, rounding = jitted_calls(function, args, kwargs)
     compare_values = compare_values and (near if rounding else equal_bits)
-    problems = []
-    for which, got_call, got in zip(("first call", "second call"), calls, outcomes, strict=True):
-        problems += [f"{which}: {p}" for p in call_problems(call, want, got_call, got, compare_values)]
+
+    def problems_by(agree):
+        return [f"{which}: {p}" for which, got_call, got in zip(("first call", "second call"), calls, outcomes, strict=True)
+                for p in call_problems(call, want, got_call, got, agree)]
+    problems = problems_by(compare_values)
+    if problems and compare_values is near:
+        exact = in_float64((args, kwargs))
+        problems = problems_by(near_or_nearer(call, want, exact, run(function, *exact)))
     if reason is None and want[1] is None and _is_own_input(call, want) and not _is_own_input(calls[0], outcomes[0]):
         problems.append("the result is no longer the input itself")
     return problems, reason
