@@ -216,3 +216,29 @@ def test_views_that_differ_in_the_stride_of_one_row_overlap_as_in_eager():
     lambda x, y: x <= y, lambda x, y: x > y, lambda x, y: y >= x[...]], ids="== =!= != !=! < >! <= > >=".split())
 def test_a_comparison_of_operands_laid_out_differently_has_the_strides_that_their_order_gives(program):
     assert_parity(lambda x: program(x, x.t() * 2), lambda: [torch.ones(5, 5)])
+
+
+def moved_view():
+    view, other = torch.ones(24)[2:6], torch.full((4,), 0.5)
+    return [view.set_(other), other]
+
+
+def view_of_moved_data():
+    view, other = torch.ones(24)[2:6], torch.full((4,), 0.5)
+    view.data = other
+    return [view, other]
+
+
+def view_of_a_base_that_moved():
+    base = torch.ones(4)
+    view = base[:]
+    return [view, base.set_(torch.full((4,), 0.5))]
+
+
+@pytest.mark.parametrize("arguments", [moved_view, view_of_moved_data, view_of_a_base_that_moved])
+def test_a_view_that_left_its_base_lies_where_it_was_moved(arguments):
+    def program(view, other):
+        view.mul_(3)
+        other.add_(view)
+
+    assert_parity(program, arguments)

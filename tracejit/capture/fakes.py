@@ -79,7 +79,7 @@ class Fakes:
         if why:
             raise UnsupportedError(f"{why} cannot be captured")
         with _disable_current_modes(), unseen_by_function_modes(), torch.inference_mode(real.is_inference()):
-            fake = fake_of(self.mode, real)
+            fake = fake_of(self.mode, real.detach() if _left_its_base(real) else real)
             if (fake.shape, fake.stride(), fake.storage_offset()) != (real.shape, real.stride(), real.storage_offset()):
                 raise UnsupportedError("a tensor whose memory layout fake tensors do not reproduce")
             self._of[id(real)], self._back[id(fake)] = (real, fake), real
@@ -87,6 +87,15 @@ class Fakes:
             if real.is_leaf and real.grad is not None:
                 self._grads[id(fake)] = fake.grad = self._of[id(real.grad)][1] if id(real.grad) in self._of else self.make(real.grad)
         return fake
+
+
+def _left_its_base(t: torch.Tensor) -> bool:
+    """Was a view, or its base, moved to another storage (`set_`, `.data =`)? A fake made as a view of the base's would lie there."""
+    if not t._is_view() or t._base.untyped_storage()._cdata == t.untyped_storage()._cdata:
+        return False
+    if t.requires_grad:
+        raise UnsupportedError("a differentiable view whose memory is no longer its base's")
+    return True
 
 
 @contextmanager
