@@ -167,6 +167,13 @@ def test_the_rounding_of_a_sum_is_a_share_of_its_terms():
     assert rounded(lambda x: x.sum(), lambda: [terms.clone()], lambda x: x.sum() + 1e-4)
 
 
+def test_the_sign_of_zeros_is_open_only_where_eager_has_both():
+    shrink, x = torch.nn.functional.softshrink, torch.full((40,), -0.2)
+    assert not rounded(shrink, lambda: [x.clone()], lambda x: torch.zeros_like(x))
+    assert not rounded(shrink, lambda: [x.clone()], lambda x: -torch.zeros_like(x))
+    assert rounded(lambda x: x * 0, lambda: [x.clone()], lambda x: torch.zeros_like(x))
+
+
 def test_halves_may_overflow_where_eager_does_not_contract():
     large = torch.full((24,), 2.65e38, dtype=torch.bfloat16)
     assert not rounded(lambda x: x.sub_(x, alpha=2), lambda: [large.clone()], lambda x: x.neg_())

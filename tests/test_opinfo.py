@@ -42,6 +42,7 @@ FALLS_BACK = {
     "addbmm": "the in-place form resizes its input, which fake tensors refuse",
     "tensor_split": "indices that are a tensor are read on the host",
     "__getitem__": "a boolean mask selects as many elements as it holds",
+    "repeat_interleave": "result shape depends on how often each element is repeated, a tensor",
     "nn.functional.ctc_loss": "lengths that are tensors are read on the host",
 }
 

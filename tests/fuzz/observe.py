@@ -224,10 +224,11 @@ def _difference(a: Any, b: Any) -> list[str]:
              if k != "gradient" and a.facts[k] != b.facts.get(k)]
     if not facts and "gradient" in a.facts:
         facts = [f"gradient: {p}" for p in _difference(a.facts["gradient"], b.facts["gradient"])]
-    return facts or _value_difference(a.value, b.value)
+    return facts or value_difference(a.value, b.value)
 
 
-def _value_difference(a: torch.Tensor, b: torch.Tensor) -> list[str]:
+def value_difference(a: torch.Tensor, b: torch.Tensor) -> list[str]:
+    """How two tensors of one shape and dtype differ in value, in words: at most one line."""
     bits_a, bits_b = a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8)
     if torch.equal(bits_a, bits_b):
         return []
