@@ -189,6 +189,12 @@ def test_a_norm_over_one_element_may_be_exact_though_eager_is_not():
     assert rounded(normalised, lambda: [x.clone()], lambda x: torch.full_like(x, 0.01))
 
 
+def test_a_long_norm_may_be_more_exact_than_eagers():
+    x = torch.randn(640, 1024)
+    assert not rounded(lambda x: x.norm(), lambda: [x.clone()], lambda x: x.double().norm().float())
+    assert rounded(lambda x: x.norm(), lambda: [x.clone()], lambda x: x.norm() * (1 + 1e-3))
+
+
 def test_the_bits_of_a_nan_are_nobodys_promise_in_lists_either():
     def program(x):
         torch._foreach_add_([x], [x])

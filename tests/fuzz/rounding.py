@@ -10,7 +10,7 @@ from typing import Any, Callable, Iterator, Optional
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.fuzz.observe import Frozen, Moment, differences, observe, value_difference
 
@@ -25,28 +25,28 @@ MARGIN = 8                   # how much further than the moved runs a compiler m
 
 
 class Moved(TorchDispatchMode):
-    """Moves results of inexact operations by up to `ulps`. `seen`: has any run?"""
+    """Moves results of inexact operations by up to `ulps`; with seed 0 to what float64 gives. `seen`: has any run?"""
 
     def __init__(self, seed: int, ulps: int = 2) -> None:
         super().__init__()
-        self.generator, self.ulps, self.seen = torch.Generator().manual_seed(seed), ulps, False
+        self.generator, self.ulps, self.seen, self.exact = torch.Generator().manual_seed(seed), ulps, False, seed == 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        contracted = _in_double(func, args, kwargs) if "alpha" in kwargs else None
+        packet = func.overloadpacket.__name__
+        name, listed = packet.removeprefix("_foreach_").rstrip("_"), packet.startswith("_foreach_")
+        inexact, contracted = name in INEXACT, _scales_halves(args, kwargs)
+        exact = _in_double(func, args, kwargs) if inexact and self.exact or contracted else []
         terms = _terms(func, args, kwargs)
         out = func(*args, **kwargs)
-        listed = func.overloadpacket.__name__.startswith("_foreach_")
-        name = func.overloadpacket.__name__.removeprefix("_foreach_").rstrip("_")
-        for n, t in enumerate(tree_leaves(args[0] if listed and out is None else out)):
+        made = tree_leaves(args[0] if listed and out is None else out)
+        for n, t in enumerate(made):
             if isinstance(t, torch.Tensor) and t.is_floating_point() and t.numel():
-                if name in INEXACT:
-                    self.seen = True
+                self.seen |= inexact or contracted
+                if exact:                                      # eager's vectors scale halves as float64 does, its scalars do not
+                    self._replace(t, exact[n], 0.5 if contracted else 1.0)
+                elif inexact:
                     self._move(t, terms if n == 0 else None)
-                if contracted is not None:
-                    self.seen = True
-                    chosen = torch.rand(t.shape, generator=self.generator) < 0.5
-                    t.detach().copy_(torch.where(chosen, contracted.to(t.dtype), t.detach()))
                 if torch.Tag.pointwise in func.tags or listed or name == "floor_divide":
                     self._turn(t, t.isnan())                   # a NaN's sign shows where its bytes are seen under another dtype
                 if name == "softshrink":                       # -0.0 from eager's scalars, 0.0 from its vectors
@@ -54,6 +54,10 @@ class Moved(TorchDispatchMode):
                 if name == "gelu":                             # of infinity it is NaN in some of eager's code, not in all
                     t.nan_to_num_(nan=float("inf"), posinf=float("inf"), neginf=-float("inf"))
         return out
+
+    def _replace(self, t: torch.Tensor, exact: torch.Tensor, share: float) -> None:
+        chosen = torch.rand(t.shape, generator=self.generator) < share
+        t.detach().copy_(torch.where(chosen, exact.to(t.dtype), t.detach()))
 
     def _turn(self, t: torch.Tensor, where: torch.Tensor) -> None:
         """Signs that are nobody's promise."""
@@ -73,23 +77,23 @@ class Moved(TorchDispatchMode):
 
 def _terms(func: Any, args: tuple, kwargs: dict) -> Optional[torch.Tensor]:
     """What is added up, without signs, for results that are a small difference of large terms; None for other operations."""
-    name = func.overloadpacket.__name__
-    if name in ("sum", "mean") and args[0].is_floating_point():
+    if func.overloadpacket.__name__ in ("sum", "mean") and args[0].is_floating_point():
         return func(args[0].detach().abs(), *args[1:], **kwargs)
-    if name == "native_layer_norm":                            # eager: x * rstd + (-mean * rstd)
-        x, shape, weight, bias, eps = (a.detach() if isinstance(a, torch.Tensor) else a for a in args)
-        _, mean, rstd = func(x, shape, None, None, eps)
-        terms = (x.abs() + mean.abs()) * rstd
-        terms = terms if weight is None else terms * weight.abs()
-        return terms if bias is None else terms + bias.abs()
     return None
 
 
-def _in_double(func: Any, args: tuple, kwargs: dict) -> Optional[torch.Tensor]:
-    """`a + alpha * b` of halves as eager's vectors compute it, without overflow between; its last few elements may overflow."""
-    if not all(isinstance(a, torch.Tensor) and a.dtype in (torch.bfloat16, torch.float16) for a in args[:2]):
-        return None
-    return func(*(a.detach().double() if isinstance(a, torch.Tensor) else a for a in args), **kwargs)
+def _scales_halves(args: tuple, kwargs: dict) -> bool:
+    """Is it `a + alpha * b` of halves?"""
+    return "alpha" in kwargs and all(isinstance(a, torch.Tensor) and a.dtype in (torch.bfloat16, torch.float16) for a in args[:2])
+
+
+def _in_double(func: Any, args: tuple, kwargs: dict) -> list[Any]:
+    """The results of a call in float64, on copies of its arguments."""
+    def wide(a: Any) -> Any:
+        return a.detach().to(torch.float64, copy=True) if isinstance(a, torch.Tensor) and a.is_floating_point() else a
+    args = tree_map(wide, args)
+    out = func(*args, **kwargs)
+    return tree_leaves(args[0] if out is None else out)
 
 
 def moved_runs(make: Callable) -> Iterator[list[Moment]]:
