@@ -242,3 +242,8 @@ def test_a_view_that_left_its_base_lies_where_it_was_moved(arguments):
         other.add_(view)
 
     assert_parity(program, arguments)
+
+
+@pytest.mark.parametrize("size", [(15,), (15, 1), (5, 3)], ids=str)
+def test_dimensions_of_size_one_do_not_make_a_view_possible(size):
+    assert_parity(lambda x: x.view(size), lambda: [torch.ones(15).as_strided((3, 1, 5), (1, 15, 3))], raises="RuntimeError")

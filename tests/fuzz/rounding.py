@@ -48,7 +48,7 @@ class Moved(TorchDispatchMode):
                 elif inexact:
                     self._move(t, terms if n == 0 else None)
                 if torch.Tag.pointwise in func.tags or listed or name == "floor_divide":
-                    self._turn(t, t.isnan())                   # a NaN's sign shows where its bytes are seen under another dtype
+                    self._other_nans(t)
                 if name == "softshrink":                       # -0.0 from eager's scalars, 0.0 from its vectors
                     self._turn(t, t == 0)
                 if name == "gelu":                             # of infinity it is NaN in some of eager's code, not in all
@@ -65,6 +65,18 @@ class Moved(TorchDispatchMode):
             self.seen = True
             sign = torch.randint(0, 2, t.shape, generator=self.generator).to(t.dtype) * 2 - 1
             t.detach().copy_(torch.where(where, t.detach().copysign(sign), t.detach()))
+
+    def _other_nans(self, t: torch.Tensor) -> None:
+        """The bits of a NaN, which show where its bytes are seen under another dtype, are nobody's promise."""
+        nan = t.isnan()
+        if nan.any():
+            integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[t.element_size()]
+            inf = torch.full((), float("inf"), dtype=t.dtype).view(integer)
+            quiet = torch.full((), float("nan"), dtype=t.dtype).view(integer)
+            bits = torch.stack((inf + 1, quiet, torch.full_like(inf, torch.iinfo(integer).max)))
+            chosen = torch.randint(0, 3, t.shape, generator=self.generator)
+            t.detach().copy_(torch.where(nan, bits[chosen].view(t.dtype), t.detach()))
+            self._turn(t, nan)
 
     def _move(self, t: torch.Tensor, terms: Optional[torch.Tensor]) -> None:
         steps = torch.randint(-self.ulps, self.ulps + 1, t.shape, generator=self.generator).double()

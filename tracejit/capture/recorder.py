@@ -22,7 +22,7 @@ from ..ir.symbol import Symbol, aten_symbol
 from ..ir.trace import BoundSymbol, Modes, SourceLine
 from ..torch_private import fake_of, is_composite, unseen_by_function_modes
 from .fakes import NEEDS_DATA, Fakes, is_fake, real_tensors
-from .scratch import layout_is_uncertain, raise_if_eager_refuses, raise_if_no_kernel, run_on_scratch
+from .scratch import layout_is_uncertain, raise_if_eager_refuses, raise_if_no_kernel, raise_if_no_view, run_on_scratch
 
 aten = torch.ops.aten
 _LIFTS = (aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default)
@@ -149,6 +149,8 @@ class Recorder(TorchDispatchMode):
         written = sym.written(args, kwargs)
         if written and not sym.moves_metadata:
             raise_if_eager_refuses(func, before, spec, written)
+        if func is aten.view.default:
+            raise_if_no_view(before)
         try:
             out = self._on_fakes(func, args, kwargs, before, spec)
             if not sym.moves_metadata:
