@@ -74,12 +74,21 @@ def test_steps_on_many_tensors_are_shared_among_threads():
     def step(ps, gs, rate):
         for p, g in zip(ps, gs):
             p.mul_(0.9).add_(g * rate)
-    many = [[torch.randn(4096) for _ in range(40)] for _ in range(3)]
+    many = [[torch.randn(16384) for _ in range(40)] for _ in range(3)]
     expected = [p.clone() for p in many[0]]
     step(expected, many[1], torch.tensor(0.5))
     _, (source,) = compiled(step, many[0], many[1], torch.tensor(0.5))
     assert source.threads > 1 and source.text.count("static int k") == 1
     torch.testing.assert_close(many[0], expected, rtol=0, atol=0)
+    _, (source,) = compiled(step, *([p[:1024] for p in ps] for ps in many[:2]), torch.tensor(0.5))
+    assert source.threads == 1                                 # a fork would cost more than it brings
+
+
+@pytest.mark.parametrize("fn,size,threads", [(lambda x: x * 2 + 1, 1 << 15, 1), (lambda x: x * 2 + 1, 1 << 17, 3),
+                                             (lambda x: (x + 1).tanh() * 2, 1 << 15, 2)])
+def test_threads_are_as_many_as_the_work_is_worth(fn, size, threads):
+    _, (source,) = compiled(fn, torch.randn(size))
+    assert source.threads == threads
 
 
 def test_cross_entropy_reads_the_logits_once_and_stores_no_row():
@@ -141,7 +150,7 @@ def test_columns_are_walked_together_and_shared_among_threads(shape, threads):
 
 
 def test_a_thread_takes_its_columns_at_once():
-    _, (source,) = compiled(lambda x: (x * 2).sum(0), torch.randn(200, 1024))
+    _, (source,) = compiled(lambda x: (x * 2).sum(0), torch.randn(2000, 1024))
     assert source.threads == 1024 // COLUMN_UNIT and "float p0[1024]" in source.text
 
 

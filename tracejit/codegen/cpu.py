@@ -13,7 +13,7 @@ from .dialect import Dialect
 from .kernel import Kernel
 from .schedules import Body, Writer, write
 
-GRAIN = 32 << 10             # bytes (or operations) below which another thread costs more than it brings
+GRAIN = 384 << 10            # bytes and operations below which another thread costs more than it brings
 MOST_THREADS = 64
 
 
@@ -107,9 +107,14 @@ def _task(body: Body) -> list[str]:
     return lines
 
 
+def work_of(kernel: Kernel) -> int:
+    """Bytes and operations: each takes about as long, when a cache holds the bytes."""
+    return kernel.bytes_read + kernel.bytes_written + kernel.operations
+
+
 def most_threads(kernel: Kernel, body: Body) -> int:
     """How many threads have enough to do."""
-    work = (kernel.bytes_read + kernel.bytes_written) // GRAIN + kernel.operations // (4 * GRAIN)
+    work = work_of(kernel) // GRAIN
     return max(1, min(work, body.units, MOST_THREADS))
 
 

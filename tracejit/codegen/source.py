@@ -7,12 +7,13 @@ from typing import Iterable
 
 from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol
-from .cpu import GRAIN, MOST_THREADS, Function, function_of, with_helpers
+from .cpu import MOST_THREADS, Function, function_of, with_helpers, work_of
 from .kernel import Buffer, Kernel
 from .lower import weight
 from .nests import Nests
 
 ENTRY = "tj_region"
+BATCH_GRAIN = 4 << 20        # bytes and operations of many small kernels, which gain less from another thread than one large
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,7 @@ class Batch:
     @property
     def work(self) -> int:
         """Threads' worth of it."""
-        k = self.kernels[0]
-        return len(self.kernels) * (k.bytes_read + k.bytes_written + k.operations // 4) // GRAIN
+        return len(self.kernels) * work_of(self.kernels[0]) // BATCH_GRAIN
 
     @property
     def shared(self) -> bool:
