@@ -282,8 +282,8 @@ def test_a_kernel_that_does_not_compile_leaves_the_others_fused(tmp_path, monkey
     monkeypatch.setenv("TRACEJIT_CHECK", "0")
     source_of = cpu.source_of
 
-    def careless(region):
-        source = source_of(region)
+    def careless(region, *more):
+        source = source_of(region, *more)
         return replace(source, text="no C", body="no C") if any(b.sym.packet == "exp" for b in region.subsymbols) else source
     monkeypatch.setattr(cpu, "source_of", careless)
     jitted = tracejit.jit(two_regions, fallback="error", executors=["cpu"], executor_options={"cpu": {"kernel_cache": tmp_path / "c"}})
