@@ -172,7 +172,7 @@ ACTIVATIONS = {
 }
 
 
-@pytest.mark.parametrize("name,dtype", itertools.product(ACTIVATIONS, FLOATS), ids=str)
+@pytest.mark.parametrize("name,dtype", list(itertools.product(ACTIVATIONS, FLOATS)), ids=str)
 def test_activations(name, dtype):
     fn, x = ACTIVATIONS[name], random((7, 301), dtype) * 3
     if dtype is torch.float32:                                 # cancellation: as near to float64 as eager

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 from ..ir.proxy import TensorProxy
 from ..ir.symbol import aten_symbol
 from ..ir.trace import BoundSymbol, Trace
-from .dce import dce, has_effect
+from .dce import has_effect
 
 # By its public name, which is the cheapest to call.
 AS_STRIDED = replace(aten_symbol(torch.ops.aten.as_strided.default), fn=torch.as_strided)
@@ -45,7 +45,17 @@ def short_views(trace: Trace) -> Trace:
             if root is not parent:
                 b = replace(b, sym=AS_STRIDED, args=(root, list(view.shape), list(view.stride), view.offset), kwargs={})
         calls.append(b)
-    return dce(trace.replace(bound_symbols=tuple(calls)))
+    return trace.replace(bound_symbols=tuple(_used(calls, trace)))
+
+
+def _used(calls: list[BoundSymbol], trace: Trace) -> list[BoundSymbol]:
+    """Without the views that nothing uses."""
+    live, kept = set(trace.tensor_results), []
+    for b in reversed(calls):
+        if _viewed(b) is None or b.output in live:
+            live.update(b.tensor_args)
+            kept.append(b)
+    return kept[::-1]
 
 
 def _viewed(b: BoundSymbol) -> Optional[TensorProxy]:
