@@ -187,7 +187,7 @@ def test_a_model_trains_behind_dynamo_as_in_eager():
             found.append(loss.item())
         return found
     torch._dynamo.reset()
-    assert losses(lambda m: torch.compile(m, backend=backend)) == losses(lambda m: m)
+    assert losses(lambda m: torch.compile(m, backend=backend)) == pytest.approx(losses(lambda m: m), rel=1e-4)
 
 
 def test_torch_compile_finds_the_backend_by_its_name(tmp_path):
