@@ -112,7 +112,7 @@ def test_a_graph_is_drawn_by_graphviz_or_without_it(decoded, monkeypatch, tmp_pa
     if not with_graphviz:
         monkeypatch.setattr(graph_module.shutil, "which", lambda name: None)
     drawn = decoded.last_traces[-1].graph().save(tmp_path / "g.svg").read_text()
-    assert "<svg" in drawn and drawn.count("cpu_region0") >= 1 or not with_graphviz and "<svg" in drawn
+    assert "<svg" in drawn and ("cpu_region0" in drawn or not with_graphviz)     # matplotlib draws letters as paths
     assert "<svg" in decoded.last_traces[-1].graph()._repr_html_()
 
 

@@ -26,7 +26,7 @@ class TraceDiff:
 
     @property
     def lines(self) -> list[str]:
-        """Without the headings of the two traces, and without the order in which dead names are deleted."""
+        """Of the diff, its two heading lines first; the traces' own headings are left out."""
         old, new = (trace_text(t).splitlines()[1:] for t in (self.before, self.after))
         return list(difflib.unified_diff(old, new, self.before.stage, self.after.stage, n=self.context, lineterm=""))
 

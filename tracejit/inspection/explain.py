@@ -126,7 +126,7 @@ def _advice(e: Explanation) -> Iterator[str]:
     if e.entries > 8:
         yield f"{e.entries} entries: arguments or state keep changing; `TRACEJIT_LOG=recompiles` says which"
     for u in e.unfused:
-        if u.why and u.count >= 4 and "matrix" not in u.why:
+        if u.count >= 4:
             yield f"{u.op} runs {u.count} times one by one ({', '.join(u.lines[:3])}): {u.why}"
     if e.traces and not e.kernels and not e.eager:
         yield "nothing is fused: see `one by one` for the reasons"

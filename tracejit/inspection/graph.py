@@ -81,7 +81,8 @@ class TraceGraph:
         return path
 
     def _repr_html_(self) -> str:
-        return f'<div style="overflow:auto;max-height:80vh;background:#fff">{self.svg()[self.svg().index("<svg"):]}</div>'
+        drawn = self.svg()
+        return f'<div style="overflow:auto;max-height:80vh;background:#fff">{drawn[drawn.index("<svg"):]}</div>'
 
 
 def edge_class(kind: str) -> str:
