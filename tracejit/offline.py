@@ -17,7 +17,7 @@ from .codegen.cuda_source import CudaSource, cuda_source
 from .codegen.kernel import CannotLower
 from .errors import TraceError, UnsupportedError
 from .executors import nvrtc
-from .executors.cpu import can_lower
+from .executors.fusible import MOST_CALLS, can_lower
 from .executors.registry import Executor
 from .ir.proxy import TensorProxy
 from .ir.symbol import Symbol
@@ -83,6 +83,7 @@ class _Offline(Executor):
     """Makes sources of regions, and does not run them."""
 
     name = "cupy"
+    max_region_ops = MOST_CALLS
 
     def __init__(self, allow_single_op_fusion: bool) -> None:
         self.allow_single_op_fusion = allow_single_op_fusion

@@ -1,8 +1,12 @@
 """The CPU fuser's programs are many: the ordinary run takes a share of them on the shim, the full run all."""
 import os
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))                 # the benchmark's workloads
 
 SHARE = 100
 

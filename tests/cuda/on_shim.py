@@ -8,7 +8,7 @@ from proof import ARCHITECTURES, assert_compiled
 from tracejit.codegen.cuda_source import cuda_source
 from tracejit.codegen.kernel import CannotLower
 from tracejit.executors import nvrtc
-from tracejit.executors.cpu import can_lower
+from tracejit.executors.fusible import MOST_CALLS, can_lower
 from tracejit.executors.launch import ERRORS
 from tracejit.executors.registry import Executor
 from tracejit.ir.symbol import Symbol
@@ -18,6 +18,7 @@ class ShimExecutor(Executor):
     """Every kernel is compiled for each architecture too, and what ptxas says of it is asserted."""
 
     name = "shim"
+    max_region_ops = MOST_CALLS
 
     def __init__(self, *, allow_single_op_fusion=False, order="random", **options):
         self.allow_single_op_fusion, self.order = allow_single_op_fusion, order

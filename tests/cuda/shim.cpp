@@ -119,11 +119,12 @@ static void run_plain(const Options &o) {
 
 static void on_signal(int number) { fail(number == SIGILL ? "undefined behaviour" : number == SIGFPE ? "integer division by zero" : "memory fault"); }
 
-int launch(const char *name, bool synchronizes, void (*body)(void **), void **arguments, unsigned grid, unsigned width,
+int launch(const char *name, bool synchronizes, void (*body)(void **), void **arguments, Id grid, unsigned width,
                   const Options &o, char *text, const SharedArrays &shared) {
   message = text, kernel = name, entry = {body, arguments};
-  blocks.x = grid, threads.x = width, state_of_random = o.seed;
-  if (!grid || !width || width > 1024) { snprintf(text, 400, "%s: a grid of %u blocks of %u threads", name, grid, width); return 1; }
+  blocks = grid, threads.x = width, state_of_random = o.seed;
+  unsigned count = grid.x * grid.y;
+  if (!count || !width || width > 1024) { snprintf(text, 400, "%s: a grid of %u blocks of %u threads", name, count, width); return 1; }
   struct sigaction ours = {}, before[3];
   ours.sa_handler = on_signal;
   ours.sa_flags = SA_NODEFER;
@@ -131,10 +132,10 @@ int launch(const char *name, bool synchronizes, void (*body)(void **), void **ar
   for (int i = 0; i < 3; i++) sigaction(signals[i], &ours, &before[i]);
   int failed = sigsetjmp(out, 1);
   if (!failed) {
-    std::vector<unsigned> order(grid);
+    std::vector<unsigned> order(count);
     order_of(order, o);
     for (unsigned b : order) {
-      block.x = b, epoch = 1;
+      block.x = b % grid.x, block.y = b / grid.x, epoch = 1;
       for (SharedBase *s : shared) s->reset();
       synchronizes ? run_fibers(o) : run_plain(o);
     }

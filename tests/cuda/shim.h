@@ -16,12 +16,13 @@
 #define __device__
 #define __forceinline__ inline
 #define __global__
+#define __grid_constant__
 #define __launch_bounds__(...)
 
 namespace shim {
 
 enum State { RUN, WARP, BARRIER, DONE };
-struct Id { unsigned x; };
+struct Id { unsigned x, y; };
 struct Fiber { ucontext_t context; std::vector<char> stack; State state; unsigned mask, rounds; int line; };
 struct Options { int order; uint64_t seed; };                  // order: 0 as numbered, 1 reversed, 2 random
 struct Buffer { char *start; int64_t bytes; uint16_t *loads, *stores; };
@@ -37,7 +38,7 @@ extern std::vector<uint64_t> slots[2];                         // what lanes exc
 // In the runtime, which is compiled once.
 [[noreturn]] void fail(const char *format, ...);
 void wait_as(State state);
-int launch(const char *name, bool synchronizes, void (*body)(void **), void **arguments, unsigned grid, unsigned width,
+int launch(const char *name, bool synchronizes, void (*body)(void **), void **arguments, Id grid, unsigned width,
            const Options &o, char *text, const SharedArrays &shared);
 
 // ---- memory
@@ -46,12 +47,13 @@ struct Shadow {                                                // who wrote and 
   uint32_t writer = 0, reader = 0, written = 0, read = 0;
   bool several = false;                                        // several threads read since the last barrier
 
+  static uint32_t number() { return (block.y * blocks.x + block.x) * threads.x + thread.x + 1; }
   static bool ordered(uint32_t who, uint32_t when) {           // before what the current thread does now?
-    uint32_t me = block.x * threads.x + thread.x + 1;
-    return !who || who == me || ((who - 1) / threads.x == block.x && when < epoch);
+    uint32_t me = number();
+    return !who || who == me || ((who - 1) / threads.x == (me - 1) / threads.x && when < epoch);
   }
   void note(bool write, const char *what, int64_t at) {
-    uint32_t me = block.x * threads.x + thread.x + 1;
+    uint32_t me = number();
     if (!ordered(writer, written)) fail("a race on %s[%lld] with thread %u of block %u, which wrote it", what, (long long)at,
                                         (writer - 1) % threads.x, (writer - 1) / threads.x);
     if (write && (!ordered(reader, read) || (several && read == epoch)))

@@ -37,6 +37,10 @@ class _Buffer(ctypes.Structure):
     _fields_ = [("start", ctypes.c_void_p), ("bytes", ctypes.c_int64), ("loads", ctypes.c_void_p), ("stores", ctypes.c_void_p)]
 
 
+class _Grid(ctypes.Structure):
+    _fields_ = [("x", ctypes.c_uint), ("y", ctypes.c_uint)]
+
+
 class _Options(ctypes.Structure):
     _fields_ = [("order", ctypes.c_int), ("seed", ctypes.c_uint64)]
 
@@ -47,10 +51,16 @@ def translated(text: str) -> str:
     """Checked types for pointers and shared arrays, and one entry for each kernel."""
     entries = []
     for name, parameters in re.findall(r"__global__ void __launch_bounds__\([\d, ]+\) (\w+)\((.*?)\) \{", text):
-        types = [re.match(r"(const )?(.*?) \*(?:__restrict__ )?(\w+)$", p).groups() for p in parameters.split(", ")]
-        checked = ", ".join(f"shim::Pointer<{constant or ''}{t}> {p}" for constant, t, p in types)
-        text = text.replace(f"{name}({parameters}) {{", f"{name}({checked}) {{")
-        entries.append(_entry(name, types, _synchronizes(text, name)))
+        table = re.search(rf"struct {name}_table {{(.*?)}};", text)
+        listed = table[1].replace(";", ",").strip(", ") if table else parameters
+        types = [re.match(r"(const )?(.*?) \*(?:__restrict__ )?(\w+)(\[\d+\])?$", p).groups() for p in listed.split(", ")]
+        checked = [f"shim::Pointer<{constant or ''}{t}> {p}{size or ''}" for constant, t, p, size in types]
+        if table:
+            text = text.replace(table[0], f"struct {name}_table {{ {'; '.join(checked)}; }};")
+            text = re.sub(r"^  (const )?([\w ]+?) \*(?:__restrict__ )?(\w+) = of\.", r"  shim::Pointer<\1\2> \3 = of.", text, flags=re.M)
+        else:
+            text = text.replace(f"{name}({parameters}) {{", f"{name}({', '.join(checked)}) {{")
+        entries.append(_entry(name, types, _synchronizes(text, name), bool(table)))
     text = re.sub(r"__shared__ (\w+(?: \w+)?) (\w+)\[(\d+)\];", r'static shim::Shared<\1, \3> \2("\2");', text)
     text = re.sub(r"\? (a\d+\[)", r"? +\1", text)            # the value, not a reference, decides the type of a choice
     head, kernels = text.split('extern "C" __global__', 1)
@@ -76,17 +86,28 @@ def _synchronizes(text: str, name: str) -> bool:
     return bool(re.search(r"__sync|tj_across|tj_block", body))
 
 
-def _entry(name: str, types: list, synchronizes: bool) -> str:
-    made = "\n".join(
-        f"  shim::Memory<{c or ''}{t}> m{n} = {{({c or ''}{t} *)b[{n}].start, b[{n}].bytes / (int64_t)sizeof({t}), &b[{n}], "
-        f"shadows[(uint64_t)b[{n}].start].data(), \"{p}\"}};" for n, (c, t, p) in enumerate(types))
-    shadows = "\n".join(f"  shadows[(uint64_t)b[{n}].start].resize(b[{n}].bytes / sizeof({t}));" for n, (_, t, _) in enumerate(types))
-    shadows = f"  std::map<uint64_t, std::vector<shim::Shadow>> shadows;   // one for all pointers to the same memory\n{shadows}"
-    given = ", ".join(f"shim::Pointer<{c or ''}{t}>{{(const shim::Memory<{c or ''}{t}> *)a[{n}], 0}}" for n, (c, t, _) in enumerate(types))
-    return f"""extern "C" int launch_{name}(shim::Buffer *b, unsigned grid, unsigned width, const shim::Options *o, char *message) {{
-{shadows}
-{made}
-  void *a[] = {{{", ".join(f"&m{n}" for n in range(len(types)))}}};
+def _entry(name: str, types: list, synchronizes: bool, table: bool) -> str:
+    """Buffers come by parameter, then by copy."""
+    lines = ["std::map<uint64_t, std::vector<shim::Shadow>> shadows;   // one for all pointers to the same memory"]
+    for n, (_, t, _, _) in enumerate(types):
+        each = f"for (shim::Buffer *at = b + {n} * grid.y; at < b + {n + 1} * grid.y; at++)"
+        lines.append(f"{each} shadows[(uint64_t)at->start].resize(at->bytes / sizeof({t}));")
+    for n, (c, t, p, _) in enumerate(types):
+        each = f"for (shim::Buffer *at = b + {n} * grid.y; at < b + {n + 1} * grid.y; at++)"
+        memory = f"{{({c or ''}{t} *)at->start, at->bytes / (int64_t)sizeof({t}), at, shadows[(uint64_t)at->start].data(), \"{p}\"}}"
+        lines.append(f"std::vector<shim::Memory<{c or ''}{t}>> m{n}; {each} m{n}.push_back({memory});")
+    if table:
+        lines.append(f"{name}_table of = {{}};")
+        lines += [f"for (unsigned c = 0; c < grid.y; c++) of.{p}[c] = {{&m{n}[c], 0}};" for n, (_, _, p, _) in enumerate(types)]
+        lines.append("void *a[] = {&of};")
+        given = f"*({name}_table *)a[0]"
+    else:
+        lines.append(f"void *a[] = {{{', '.join(f'm{n}.data()' for n in range(len(types)))}}};")
+        given = ", ".join(f"shim::Pointer<{c or ''}{t}>{{(const shim::Memory<{c or ''}{t}> *)a[{n}], 0}}"
+                          for n, (c, t, _, _) in enumerate(types))
+    body = "\n  ".join(lines)
+    return f"""extern "C" int launch_{name}(shim::Buffer *b, shim::Id grid, unsigned width, const shim::Options *o, char *message) {{
+  {body}
   return shim::launch("{name}", {int(synchronizes)}, [](void **a) {{ {name}({given}); }}, a, grid, width, *o, message, shim::shared_arrays);
 }}"""
 
@@ -170,20 +191,21 @@ def run_region(code: CudaSource, region, args, order="numbered", seed=1, text=No
 
 
 def _launch(lib, launch: Launch, storages, scratch, counts: Counts, order, seed) -> None:
-    table, keep = (_Buffer * len(launch.parameters))(), []
-    for n, (p, b, offset) in enumerate(zip(launch.parameters, launch.buffers, launch.offsets)):
+    table, keep = (_Buffer * len(launch.buffers))(), []
+    for n, (b, offset) in enumerate(zip(launch.buffers, launch.offsets)):
+        p = launch.parameters[n // launch.copies]
         if b is not None:
             storage = storages[b.storage]
             start, nbytes, size, key = storage.data_ptr(), storage.nbytes(), b.dtype.itemsize, (b.storage, b.dtype)
         else:
-            start, nbytes, size, key = scratch.data_ptr() + offset, p.count * 8, 1, p.name
+            start, nbytes, size, key = scratch.data_ptr() + offset, p.count * 8, 1, f"{p.name} at {offset}"
         loads = counts.loads.setdefault(key, torch.zeros(nbytes // size, dtype=torch.int16))
         stores = counts.stores.setdefault(key, torch.zeros(nbytes // size, dtype=torch.int16))
         keep += [loads, stores]
         table[n] = _Buffer(start, nbytes, loads.data_ptr(), stores.data_ptr())
     message = ctypes.create_string_buffer(512)
     options = _Options(ORDERS[order], seed)
-    failed = lib[f"launch_{launch.name}"](table, ctypes.c_uint(launch.grid), ctypes.c_uint(launch.block), ctypes.byref(options), message)
+    failed = lib[f"launch_{launch.name}"](table, _Grid(launch.grid, launch.copies), ctypes.c_uint(launch.block), ctypes.byref(options), message)
     if failed:
         raise ShimError(message.value.decode())
 

@@ -16,6 +16,7 @@ from .kernel import Buffer, Kernel
 from .lower import Sharing
 from .primitives import PRIMITIVES
 
+PARAMETER_BYTES = 4096       # of a launch, on every device and driver
 SHARING = Sharing(few_rows=128, long_row=1 << 14)              # of a device with more than a hundred multiprocessors
 _SPECIAL = {torch.float32: ("__int_as_float(0x7fffffff)", "__int_as_float(0x7f800000)"),
             torch.float64: ("__longlong_as_double(0x7fffffffffffffffLL)", "__longlong_as_double(0x7ff0000000000000LL)")}
@@ -64,7 +65,7 @@ SMALL, LARGE = CudaDialect("int"), CudaDialect("i64")
 
 @dataclass(frozen=True)
 class Parameter:
-    """A pointer parameter: memory of a buffer, or scratch memory of `count` elements that the launches of a region share."""
+    """A pointer: memory of a buffer, or scratch memory of `count` elements that the launches of a region share."""
 
     ctype: str
     name: str
@@ -79,12 +80,27 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Function:
-    """One `__global__` function and its launch: `text` with NAME where its name goes, `grid` blocks of `block` threads."""
+    """One `__global__` function and its launch, `grid` blocks of `block` threads. bounds: those that ptxas is told."""
 
-    text: str
+    bounds: str
+    body: str
     parameters: tuple[Parameter, ...]
     grid: int
     block: int
+
+    def text(self, name: str, table: int) -> str:
+        """table: of how many equal kernels one launch may take the pointers, as a table; 0: of one, as parameters."""
+        head = f'extern "C" __global__ void __launch_bounds__({self.bounds}) {name}'
+        if not table:
+            return f"{head}({', '.join(p.text for p in self.parameters)}) {{\n{self.body}\n}}"
+        rows = " ".join(f"{'const ' if p.constant else ''}{p.ctype} *{p.name}[{table}];" for p in self.parameters)
+        own = "\n".join(f"  {p.text} = of.{p.name}[blockIdx.y];" for p in self.parameters)
+        return f"struct {name}_table {{ {rows} }};\n{head}(const __grid_constant__ {name}_table of) {{\n{own}\n{self.body}\n}}"
+
+    @property
+    def most(self) -> int:
+        """Equal kernels that one launch takes."""
+        return PARAMETER_BYTES // (8 * len(self.parameters))
 
 
 def dialect_of(k: Kernel) -> CudaDialect:

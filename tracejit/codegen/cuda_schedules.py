@@ -24,10 +24,8 @@ TILE, TILE_ROWS = 32, 8
 def function(k: Kernel, w: Writer, body: Block, grid: int, block: int, resident: int = 0,
              scratch: Iterable[Parameter] = ()) -> Function:
     """`body` as a `__global__` function. resident: blocks that a multiprocessor must be able to hold."""
-    parameters = (*parameters_of(k, w.pointers, w.d), *scratch)
     bounds = f"{block}, {resident}" if resident else f"{block}"
-    head = f'extern "C" __global__ void __launch_bounds__({bounds}) NAME({", ".join(p.text for p in parameters)}) {{'
-    return Function(_short("\n".join([head, *Block([body]).text(), "}"])), parameters, grid, block)
+    return Function(bounds, _short("\n".join(Block([body]).text())), (*parameters_of(k, w.pointers, w.d), *scratch), grid, block)
 
 
 def _short(text: str) -> str:

@@ -2,12 +2,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import Iterator, Optional
 
 import torch
 
 from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol
+from .batches import batches
 from .cpu import with_helpers
 from .cuda import SHARING, Function, Parameter, narrow
 from .cuda_columns import column, whole
@@ -19,8 +20,12 @@ from .nests import Nests
 
 @dataclass(frozen=True)
 class Launch:
-    """`grid` blocks of `block` threads of function `name`. Each parameter takes memory of its buffer, or of the scratch memory
-    `offset` bytes from its start. Index 0 of a buffer is its storage's first element."""
+    """`grid` x `copies` blocks of `block` threads of function `name`: the same work on as many sets of tensors.
+
+    It takes addresses: of a buffer's memory, or (None) of the scratch memory `offset` bytes from its start; for each parameter,
+    those of its copies. table: 0: each is an argument; else they are one argument, a table of so many a parameter. Index 0
+    of a buffer is its storage's first element.
+    """
 
     name: str
     grid: int
@@ -28,6 +33,8 @@ class Launch:
     parameters: tuple[Parameter, ...]
     buffers: tuple[Optional[Buffer], ...]
     offsets: tuple[int, ...]
+    copies: int = 1
+    table: int = 0
 
 
 @dataclass(frozen=True)
@@ -48,37 +55,56 @@ def cuda_source(region: BoundSymbol, aligned: bool = True) -> CudaSource:
     """Raises CannotLower when some call has no lowering."""
     nests = Nests(region, SHARING)
     wide = any(p.dtype is torch.float64 for b in region.subsymbols for p in (*b.tensor_args, *b.tensor_outputs))
-    functions: dict[int, list[Function]] = {}
-    names: dict[str, str] = {}
-    launches, scratch = [], 0
-    kernels = [k for _, k in nests.kernels]
-    for k in kernels:
+    texts = _Texts(wide, aligned)
+    launches = [launch for together in batches([k for _, k in nests.kernels], texts.key)
+                for launch in texts.launches(together)]
+    kernels = tuple(k for _, k in nests.kernels)
+    checks = any(k.checks for k in kernels)
+    text = "\n\n".join(t.replace("NAME", name) for t, name in texts.names.items())
+    return CudaSource("\n".join([*(_where(region) if checks else []), with_helpers(text, "prelude.cu")]), tuple(launches),
+                      nests.made_storages, kernels, texts.scratch, checks, aligned)
+
+
+class _Texts:
+    """names: of functions, by their text. scratch: bytes that launches share."""
+
+    def __init__(self, wide: bool, aligned: bool) -> None:
+        self.wide, self.aligned = wide, aligned
+        self.functions: dict[int, tuple[Function, ...]] = {}
+        self.names: dict[str, str] = {}
+        self.scratch = 0
+
+    def of(self, k: Kernel) -> tuple[Function, ...]:
         original = k.same_as or k
-        if id(original) not in functions:
-            if not wide:
+        if id(original) not in self.functions:
+            if not self.wide:
                 narrow(original)
-            functions[id(original)] = _SCHEDULES[original.schedule](original, aligned)
-        for f in functions[id(original)]:
-            name = names.setdefault(f.text, f"k{len(names)}")
-            launch, used = _launch(name, f, original, k)
-            launches.append(launch)
-            scratch = max(scratch, used)
-    text = "\n\n".join(t.replace("NAME", n) for t, n in names.items())
-    where = _where(region) if any(k.checks for k in kernels) else []
-    return CudaSource("\n".join([*where, with_helpers(text, "prelude.cu")]), tuple(launches), nests.made_storages, tuple(kernels),
-                      scratch, any(k.checks for k in kernels), aligned)
+            self.functions[id(original)] = tuple(_SCHEDULES[original.schedule](original, self.aligned))
+        return self.functions[id(original)]
 
+    def key(self, k: Kernel) -> tuple[str, ...]:
+        """Equal for kernels that differ in nothing but their buffers."""
+        return tuple(f.text("NAME", 0) for f in self.of(k))
 
-def _launch(name: str, f: Function, original: Kernel, k: Kernel) -> tuple[Launch, int]:
-    """The launch of a function for kernel k, which is `original` up to the names of buffers; and the scratch bytes it uses."""
-    own = dict(zip(original.buffers, k.buffers.values()))
-    at, offsets = 0, []
-    for p in f.parameters:
-        offsets.append(at)
-        if p.buffer is None:
-            at += -(-p.count * 8 // 256) * 256
-    buffers = tuple(own[p.buffer.name] if p.buffer is not None else None for p in f.parameters)
-    return Launch(name, f.grid, f.block, f.parameters, buffers, tuple(offsets)), at
+    def launches(self, together: list[Kernel]) -> Iterator[Launch]:
+        """Of equal kernels that do not depend on each other."""
+        functions = self.of(together[0])
+        most = min(f.most for f in functions)
+        table = min(len(together), most) if len(together) > 1 else 0
+        for n in range(0, len(together), most):
+            for f in functions:
+                yield self._launch(f, together[n:n + most], table)
+
+    def _launch(self, f: Function, kernels: list[Kernel], table: int) -> Launch:
+        copies, buffers, offsets, used = len(kernels), [], [], 0
+        name = self.names.setdefault(f.text("NAME", table), f"k{len(self.names)}")
+        for n, p in enumerate(f.parameters):                   # those of buffers come first, in order
+            buffers += [None if p.buffer is None else [*k.buffers.values()][n] for k in kernels]
+            size = -(-p.count * 8 // 256) * 256
+            offsets += [used + size * c for c in range(copies)]
+            used += size * copies
+        self.scratch = max(self.scratch, used)
+        return Launch(name, f.grid, f.block, f.parameters, tuple(buffers), tuple(offsets), copies, table)
 
 
 def _where(region: BoundSymbol) -> list[str]:

@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Iterable
 
 from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol
+from .batches import batches
 from .cpu import MOST_THREADS, Function, function_of, with_helpers, work_of
 from .kernel import Buffer, Kernel
 from .lower import weight
@@ -42,7 +43,7 @@ class Batch:
 
     name: str
     function: Function
-    kernels: list[Kernel] = field(default_factory=list)
+    kernels: list[Kernel]
 
     @property
     def work(self) -> int:
@@ -62,12 +63,12 @@ class Batch:
 def source_of(region: BoundSymbol, fast: bool = False) -> Source:
     """Raises CannotLower when some call has no lowering."""
     nests = Nests(region, fast=fast)
-    batches = _batches([k for _, k in nests.kernels])
-    texts = {b.name: b.function.text.replace("NAME", b.name) for b in batches}
-    kernels = tuple(k for b in batches for k in b.kernels)
-    body = "\n".join([*texts.values(), *_entry(batches)])
+    every = _batches([k for _, k in nests.kernels])
+    texts = {b.name: b.function.text.replace("NAME", b.name) for b in every}
+    kernels = tuple(k for b in every for k in b.kernels)
+    body = "\n".join([*texts.values(), *_entry(every)])
     return Source(with_helpers(body), body, tuple(b for k in kernels for b in k.buffers.values()), nests.made_storages, kernels,
-                  any(k.checks for k in kernels), max((b.threads for b in batches), default=1))
+                  any(k.checks for k in kernels), max((b.threads for b in every), default=1))
 
 
 def together(bodies: Iterable[tuple[str, str]]) -> str:
@@ -79,39 +80,23 @@ _OWN_NAMES = re.compile(rf"\b(?:(?:k|batch)\d+(?:_\w+)?|{ENTRY})\b")
 
 
 def _batches(kernels: list[Kernel]) -> list[Batch]:
-    """In an order that keeps what depends on each other apart; kernels that may report an error stay where they are."""
     functions: dict[int, Function] = {}
     names: dict[str, str] = {}
-    batches: list[Batch] = []
-    of_name: dict[str, list[int]] = {}
-    read: dict[int, int] = {}                                  # storage -> the last batch that reads or writes it
-    written: dict[int, int] = {}
-    fixed = 0
-    for k in kernels:
+
+    def name_of(k: Kernel) -> str:
         original = k.same_as or k
-        function = functions.get(id(original)) or function_of(original)
-        functions[id(original)] = function
-        name = names.setdefault(function.text, f"k{len(names)}")
-        first = fixed
-        for b in k.buffers.values():
-            first = max(first, written.get(b.storage, -1) + 1, read.get(b.storage, -1) + 1 if b.written else 0)
-        at = next((n for n in of_name.get(name, ()) if n >= first), None) if not k.checks else None
-        if at is None:
-            at = len(batches)
-            batches.append(Batch(name, function))
-            of_name.setdefault(name, []).append(at)
-        batches[at].kernels.append(k)
-        fixed = at + 1 if k.checks else fixed
-        for b in k.buffers.values():
-            noted = written if b.written else read
-            noted[b.storage] = max(noted.get(b.storage, -1), at)
-    return batches
+        if id(original) not in functions:
+            functions[id(original)] = function_of(original)
+        text = functions[id(original)].text
+        return names.setdefault(text, f"k{len(names)}")
+    return [Batch(name_of(together[0]), functions[id(together[0].same_as or together[0])], together)
+            for together in batches(kernels, name_of)]
 
 
-def _entry(batches: list[Batch]) -> list[str]:
+def _entry(every: list[Batch]) -> list[str]:
     """The entry, below what runs each batch of several kernels."""
     loops, lines, at = [], [f"int {ENTRY}(int nt, void *const *p) {{", "  int bad = 0;"], 0
-    for n, b in enumerate(batches):
+    for n, b in enumerate(every):
         count, pointers = len(b.kernels), len(b.function.buffers)
         if count == 1:
             lines.append(f"  bad = {b.name}(nt, p + {at});" + (" if (bad) return bad;" if b.kernels[0].checks else ""))

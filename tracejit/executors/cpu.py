@@ -17,7 +17,7 @@ from ..errors import FallbackWarning
 from ..ir.symbol import Symbol
 from ..ir.trace import BoundSymbol
 from ..options import check_traces
-from .fusible import can_lower, why_not_lowered
+from .fusible import MOST_CALLS, can_lower, why_not_lowered
 from .kernel_cache import CompilerError, HungCompiler, KernelCache, NoCompiler, machine
 from .launch import compiled_region
 from .registry import Executor
@@ -36,7 +36,7 @@ class CpuExecutor(Executor):
     name = "cpu"
 
     def __init__(self, *, allow_single_op_fusion: bool = False, kernel_cache: Optional[str] = None,
-                 max_region_ops: int = 2000) -> None:
+                 max_region_ops: int = MOST_CALLS) -> None:
         self.allow_single_op_fusion, self.max_region_ops = allow_single_op_fusion, max_region_ops
         self.cache = KernelCache(kernel_cache)
         self.broken = False                                    # there is no compiler that works: said once

@@ -15,7 +15,7 @@ from typing import Any, Callable, Optional
 import torch
 
 from ..codegen.calls import call_of
-from ..codegen.cuda_source import CudaSource, cuda_source
+from ..codegen.cuda_source import CudaSource, Launch, cuda_source
 from ..codegen.kernel import CannotLower
 from ..errors import FallbackWarning
 from ..ir.proxy import TensorProxy
@@ -23,8 +23,8 @@ from ..ir.symbol import Symbol
 from ..ir.trace import BoundSymbol
 from ..options import check_traces
 from . import nvrtc
-from .cpu import can_lower
 from .cubins import CubinCache
+from .fusible import MOST_CALLS, can_lower
 from .launch import CompiledRegion
 from .registry import Executor
 
@@ -42,7 +42,7 @@ class CupyExecutor(Executor):
     name = "cupy"
 
     def __init__(self, *, allow_single_op_fusion: bool = False, kernel_cache: Optional[str] = None,
-                 max_region_ops: int = 2000) -> None:
+                 max_region_ops: int = MOST_CALLS) -> None:
         self.allow_single_op_fusion, self.max_region_ops = allow_single_op_fusion, max_region_ops
         self.cache = CubinCache(kernel_cache)
         self.broken = False                                    # CuPy or NVRTC is missing: said once
@@ -163,7 +163,7 @@ class CudaRegion:
         return self._verified.launch
 
     def raw_kernels(self) -> list:
-        """A `cupy.RawKernel` for each launch, in order; `source.launches` say with which grid, block and buffers."""
+        """A `cupy.RawKernel` for each launch, in order; `source.launches` say with which grid, copies, block and buffers."""
         import cupy
         module = cupy.RawModule(path=str(self.cache.plain_file(self.source.text, self.device.arch)))
         return [module.get_function(launch.name) for launch in self.source.launches]
@@ -178,9 +178,10 @@ class CudaRegion:
         starts = [tensors[n].data_ptr() - before for n, before in plan.starts]
         program, stream = self._program_for(starts), device.stream()
         for launch, function in zip(program.source.launches, program.functions):
-            arguments = tuple([starts[plan.number[b.storage]] if b is not None else scratch + offset
-                               for b, offset in zip(launch.buffers, launch.offsets)])
-            function((launch.grid, 1, 1), (launch.block, 1, 1), arguments, 0, stream)
+            addresses = [starts[plan.number[b.storage]] if b is not None else scratch + offset
+                         for b, offset in zip(launch.buffers, launch.offsets)]
+            arguments = (packed(addresses, launch),) if launch.table else tuple(addresses)
+            function((launch.grid, launch.copies, 1), (launch.block, 1, 1), arguments, 0, stream)
         return [plan.result(o, tensors) for o in plan.outputs]
 
     def _program_for(self, starts: list[int]) -> "_Program":
@@ -189,6 +190,14 @@ class CudaRegion:
         if self._scalar is None:
             self._scalar = _Program(cuda_source(self.region, aligned=False), self.cache, self.device)
         return self._scalar
+
+
+def packed(addresses: list[int], launch: Launch) -> Any:
+    """The table of a launch as CuPy passes structures by value: a NumPy array of one element."""
+    import numpy
+    table = numpy.zeros((len(launch.parameters), launch.table), numpy.uint64)
+    table[:, :launch.copies] = numpy.array(addresses, numpy.uint64).reshape(-1, launch.copies)
+    return table.reshape(-1).view(numpy.dtype((numpy.void, table.nbytes)))
 
 
 class _Program:

@@ -10,6 +10,8 @@ from ..codegen.values import is_operand
 from ..ir.proxy import TensorConstant
 from ..ir.trace import BoundSymbol
 
+MOST_CALLS = 2000            # of a region, views not counted
+
 
 def can_lower(b: BoundSymbol, device: str = "cpu") -> bool:
     """Is every element of this call's result known how to compute, and all of it on this type of device?"""

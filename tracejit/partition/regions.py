@@ -40,8 +40,9 @@ from ..ir.trace import BoundSymbol, Trace
 from ..options import fuel
 from ..passes.dce import has_effect
 from .dependence import Dependence, dependence, is_view
-from .groups import ROW_GATHERS, Group, Membership
+from .groups import ROW_GATHERS, SMALL, Group, Membership
 from .merging import merge, most_calls
+from .spaces import space_of
 
 LOOK = 6                     # how many groups beyond the first possible one are tried
 
@@ -150,6 +151,7 @@ class Walk:
         self.groups: list[Group] = []
         self.fused: list[int] = []                             # positions of the groups that are regions to be
         self.at: dict[int, int] = {}                           # call -> position of its group
+        self.alike: dict[tuple, int] = {}                      # (executor, space) -> position of the last group that has it
         self.member = Membership(known.calls, known.root, known.memory, self.needed_by)
 
     def run(self) -> list[Group]:
@@ -164,6 +166,7 @@ class Walk:
             self.gather_indices(n)
             for k in self.candidates(n, self.earliest(n, taker)):
                 if self.member.join(self.groups[k], n):
+                    self.alike[self.likeness(n)] = k
                     return k
         group = Group(taker)
         self.groups.append(group)
@@ -171,7 +174,12 @@ class Walk:
             group.executor, group.calls = None, [n]
         else:
             self.fused.append(len(self.groups) - 1)
+            self.alike[self.likeness(n)] = len(self.groups) - 1
         return len(self.groups) - 1
+
+    def likeness(self, n: int) -> tuple:
+        space = space_of(self.known.calls[n])
+        return self.known.taker[n], space.shape, space.reduced
 
     def gather_indices(self, n: int) -> None:
         """What makes the indices of a gather from rows moves to the group that makes the rows, so that the gather can."""
@@ -202,11 +210,14 @@ class Walk:
         return found
 
     def candidates(self, n: int, first: int) -> Iterable[int]:
-        """Where n may go, best first: the group that makes what it needs is at `first`; then its neighbours."""
+        """Where n may go, best first: the group that makes what it needs is at `first`; then its neighbours, and for a
+        small call the last group over the same space, whatever its calls."""
         taker = self.known.taker[n]
         start = bisect_left(self.fused, first)
         limit = most_calls(taker)
-        for k in self.fused[start:start + LOOK]:
+        near = self.fused[start:start + LOOK]
+        last = self.alike.get(self.likeness(n), -1)
+        for k in [*near, last] if near and last > near[-1] and space_of(self.known.calls[n]).numel <= SMALL else near:
             g = self.groups[k]
             if g.executor is taker and len(g.calls) < limit and not self.better_later(g, n):
                 yield k
