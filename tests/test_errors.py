@@ -270,7 +270,7 @@ def test_fallback_warns_once_with_the_users_line(fn):
 def test_two_causes_are_two_warnings():
     def program(x, how):
         if how == "item":
-            return x * x[0].item()
+            return x if x[0].item() > 5 else x * 2
         return x.nonzero()
 
     jfn = tracejit.jit(program)

@@ -11,6 +11,8 @@ import tracejit
 OPTIMIZERS = {
     "sgd": lambda ps, foreach: torch.optim.SGD(ps, lr=0.1, foreach=foreach),
     "momentum": lambda ps, foreach: torch.optim.SGD(ps, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True, foreach=foreach),
+    "adam": lambda ps, foreach: torch.optim.Adam(ps, lr=0.01, weight_decay=0.01, amsgrad=True, foreach=foreach),
+    "adamw": lambda ps, foreach: torch.optim.AdamW(ps, lr=0.01, eps=1e-4, foreach=foreach),
 }
 each_optimizer = pytest.mark.parametrize("kind", OPTIMIZERS)
 foreach_or_not = pytest.mark.parametrize("foreach", [False, True], ids=["single", "foreach"])

@@ -26,6 +26,7 @@ from ..torch_private import (DISTRIBUTED_WRAPPERS, function_modes_see, saved_ten
                              unseen_by_function_modes)
 from .handlers import catches_value_errors
 from .fakes import Fakes, is_fake, real_tensors
+from .numbers import as_number, number_of
 from .recorder import Recorder, current_modes, unprofiled
 from .sites import compared_at
 from .state import MISSING
@@ -101,8 +102,8 @@ class FunctionLevel(TorchFunctionMode):
                  watched: Callable[[], AbstractContextManager]) -> None:
         super().__init__()
         self.fakes, self.on_new_input, self.watched = fakes, on_new_input, watched
-        self.recorder = Recorder(fakes, on_new_input, self.source)
         self.calls: list[BoundSymbol] = []
+        self.recorder = Recorder(fakes, on_new_input, self.source, self.calls.append)
         self.needs_replay = ""               # why the ATen calls alone do not tell the whole program
         self.named: set[int] = set()         # ids of the fakes that a name stands for at this level
         self.unnamed = ""                    # a tensor that no call at this level made, if one was used
@@ -155,8 +156,8 @@ class FunctionLevel(TorchFunctionMode):
             return func(*args, **kwargs)
         recorder, first = self.recorder, len(self.recorder.bound_symbols)
         self._line, recorder.comment = user_line(), function_symbol(func).name.removeprefix("torch.")
-        names = [recorder.object_proxy(a) if isinstance(a, _T) else a for a in flat]
-        now = [recorder.proxy(a) if isinstance(a, _T) else a for a in flat]
+        names = [recorder.object_proxy(a) if isinstance(a, _T) else number_of(a) or a for a in flat]
+        now = [recorder.named(a) for a in flat]
         if not all(id(a) in self.named for a in flat if isinstance(a, _T)):
             self.unnamed = self.unnamed or f"{recorder.comment} at {self._line}"
         modes = current_modes()
@@ -184,7 +185,7 @@ class FunctionLevel(TorchFunctionMode):
     def _record(self, func: Callable, call: tuple, out: Any, first: int, modes: Any) -> None:
         effect = func in _EFFECTS
         leaves, out_spec = tree_flatten(out)
-        outputs = [self.recorder.object_proxy(self._fake(o)) if isinstance(o, _T) else o for o in leaves]
+        outputs = [self.recorder.object_proxy(self._fake(o)) if isinstance(o, _T) else number_of(o) or o for o in leaves]
         fresh = any(isinstance(o, _T) and id(self._fake(o)) not in self.named for o in leaves)
         if not (effect or fresh or len(self.recorder.bound_symbols) > first):
             return
@@ -204,7 +205,8 @@ class FunctionLevel(TorchFunctionMode):
             self.takes_gradients = self.takes_gradients or function_symbol(func).name
         elif effect:
             self.needs_replay = self.needs_replay or function_symbol(func).name
-        self.calls.append(BoundSymbol(function_symbol(func), args, kwargs, tree_unflatten(outputs, out_spec),
+        sym = prims.NUMBER if number_of(out) is not None else function_symbol(func)
+        self.calls.append(BoundSymbol(sym, args, kwargs, tree_unflatten(outputs, out_spec),
                                       self.source(), tuple(self.recorder.bound_symbols[first:]), modes))
 
     def _keep_whole(self, func: Callable, args: tuple, kwargs: dict, output: Any, first: int) -> None:
@@ -226,7 +228,7 @@ class FunctionLevel(TorchFunctionMode):
             return out if real is None else real
         if type(out) in (list, tuple):
             return type(out)(self._hand_out(o) for o in out)
-        return out
+        return as_number(out)
 
     # ------------------------------------------------------------ calls that need care
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, Optional
+from dataclasses import replace
+from typing import Any, Callable, Iterator, NoReturn, Optional
 
 import torch
 from torch.autograd.graph import increment_version
@@ -17,11 +18,12 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from ..errors import UnsupportedError
 from ..ir import prims
-from ..ir.proxy import TensorConstant, TensorProxy, proxy_of
+from ..ir.proxy import TensorConstant, TensorProxy, proxy_of, some_number
 from ..ir.symbol import Symbol, aten_symbol
 from ..ir.trace import BoundSymbol, Modes, SourceLine
 from ..torch_private import fake_of, is_composite, unseen_by_function_modes
 from .fakes import NEEDS_DATA, Fakes, is_fake, real_tensors
+from .numbers import NEEDS_VALUE, NumberNode, number_of, refuse_unless_elementwise
 from .scratch import layout_is_uncertain, raise_if_eager_refuses, raise_if_no_kernel, raise_if_no_view, run_on_scratch
 
 aten = torch.ops.aten
@@ -57,9 +59,9 @@ class Recorder(TorchDispatchMode):
         return False             # otherwise every dispatch goes through torch._dynamo.disable
 
     def __init__(self, fakes: Fakes, on_new_input: Callable[[torch.Tensor], torch.Tensor],
-                 source: Callable[[], SourceLine]) -> None:
+                 source: Callable[[], SourceLine], on_number: Callable[[BoundSymbol], None]) -> None:
         super().__init__()
-        self.fakes, self.on_new_input, self.source = fakes, on_new_input, source
+        self.fakes, self.on_new_input, self.source, self.on_number = fakes, on_new_input, source, on_number
         self.bound_symbols: list[BoundSymbol] = []
         self.kept: list = []                                   # keeps ids unique while recording
         self._now: dict[int, TensorProxy] = {}                 # id(fake) -> its proxy under its current metadata
@@ -70,6 +72,7 @@ class Recorder(TorchDispatchMode):
         self.comment = ""
         self.makes_constants = False                           # within a call that copies Python data into a new tensor
         self.half_done = ""                                    # a call that raised and may have written before
+        self.refused: Optional[UnsupportedError] = None        # somebody needed the value of a number
 
     # ------------------------------------------------------------ proxies
 
@@ -93,6 +96,30 @@ class Recorder(TorchDispatchMode):
                 self._storages.get(t.untyped_storage()._cdata) != proxy.storage):
             raise UnsupportedError(f"{proxy.name} changed its metadata behind the dispatcher", where=str(self.source()))
         return proxy
+
+    def named(self, a: Any) -> Any:
+        """The proxy of a tensor or a number; anything else as it is."""
+        return self.proxy(a) if isinstance(a, torch.Tensor) else number_of(a) or a
+
+    def number_in(self, t: torch.Tensor) -> NumberNode:
+        """The number that `item()` reads of a tensor."""
+        if t.dim():
+            with self:
+                t = aten.view.default(t, [])
+        return NumberNode(self.number(prims.NUMBER, (self.proxy(t),)), self.number, self.refuse)
+
+    def number(self, sym: Symbol, args: tuple) -> TensorProxy:
+        """What an operation on numbers makes."""
+        with real_tensors():
+            made = replace(self.new_proxy(torch.empty((), dtype=torch.float64, device="cpu")), number=True)
+        self._emit(sym, args, {}, made)
+        if sym is not prims.NUMBER:                            # no call of a torch function, which would be recorded as such
+            self.on_number(self.bound_symbols[-1])
+        return made
+
+    def refuse(self, what: str) -> NoReturn:
+        self.refused = self.refused or UnsupportedError(NEEDS_VALUE.format(what), where=str(self.source()))
+        raise self.refused
 
     def object_proxy(self, t: torch.Tensor) -> TensorProxy:
         """The proxy that names the object for its whole life (calls at the level of torch functions use it)."""
@@ -144,8 +171,14 @@ class Recorder(TorchDispatchMode):
             return self._constant(func, flat[0])
         flat = [self._fake(a) if isinstance(a, torch.Tensor) else a for a in flat]
         args, kwargs = tree_unflatten(flat, spec)
-        before = [self.proxy(a) if isinstance(a, torch.Tensor) else a for a in flat]
+        before = [self.named(a) for a in flat]
         sym = aten_symbol(func)
+        if func is aten._local_scalar_dense.default and flat[0].dtype.is_floating_point:
+            return torch.SymFloat(self.number_in(flat[0]))
+        if any(isinstance(p, TensorProxy) and p.number for p in before):
+            refuse_unless_elementwise(sym)
+            flat = [some_number(p) if isinstance(p, TensorProxy) and p.number else a for a, p in zip(flat, before)]
+            args, kwargs = tree_unflatten(flat, spec)
         written = sym.written(args, kwargs)
         if written and not sym.moves_metadata:
             raise_if_eager_refuses(func, before, spec, written)
@@ -155,7 +188,7 @@ class Recorder(TorchDispatchMode):
             out = self._on_fakes(func, args, kwargs, before, spec)
             if not sym.moves_metadata:
                 raise_if_no_kernel(sym, before, spec)
-            if not written and layout_is_uncertain(sym, [p for p in before if isinstance(p, TensorProxy)]):
+            if not written and layout_is_uncertain(sym, [p for p in before if isinstance(p, TensorProxy) and not p.number]):
                 self._take_real_strides(func, before, spec, out)
         except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):
             self.half_done = self.half_done or len(written) > 1 and sym.name    # it may have written some by then

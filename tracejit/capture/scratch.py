@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_unflatten
 
 from ..ir import prims
-from ..ir.proxy import TensorProxy, contiguous_stride, is_racy, layout_is_ambiguous
+from ..ir.proxy import TensorProxy, contiguous_stride, is_racy, layout_is_ambiguous, some_number
 from ..ir.symbol import LAYOUTS_THAT_LIE, Symbol
 from .fakes import real_tensors
 
@@ -51,8 +51,8 @@ def run_on_scratch(func: Any, before: list, spec: Any, tiny: bool = False) -> tu
         raw = {} if tiny else {s: torch.zeros(end + 16, dtype=torch.uint8) for s, end in ends.items()}
 
         def scratch(p: Any) -> Any:
-            if not isinstance(p, TensorProxy):
-                return p
+            if not isinstance(p, TensorProxy) or p.number:
+                return some_number(p)
             if tiny:
                 return torch.zeros([min(n, 1) for n in p.shape], dtype=p.dtype)
             return prims.region_view(raw[p.storage], list(p.shape), list(p.stride), p.offset, p.dtype, p.conj, p.neg)
@@ -74,7 +74,7 @@ def raise_if_no_kernel(sym: Symbol, before: list, spec: Any) -> None:
     """Fakes take dtypes that the real kernel refuses: ask it once for each op and dtypes."""
     if sym.random or sym.opaque or any(isinstance(a, (torch.Generator, torch.UntypedStorage)) for a in before):
         return
-    key = (sym.overload, tuple((a.dtype, len(a.shape)) if isinstance(a, TensorProxy) else type(a) for a in before))
+    key = (sym.overload, tuple((a.dtype, len(a.shape)) if isinstance(a, TensorProxy) else type(a) for a in map(some_number, before)))
     if key in _taken:
         return
     try:

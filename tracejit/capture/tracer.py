@@ -28,6 +28,7 @@ from .gradients_inside import refuse_hidden_hooks, used_up
 from .inputs import CallInputs, any_overlap
 from .joint import Joint, NoSplit, Recording, refuse_derivatives_by_value, refuse_hooks_on_results, refuse_what_aliases
 from .modes import global_settings, refuse_changed_settings, restore_settings
+from .numbers import number_of
 from .reads import StateReads
 from .recorder import Recorder, current_modes
 from .structure import PLAIN, Structure, flatten
@@ -191,6 +192,8 @@ class _Capture:
     # ------------------------------------------------------------ results
 
     def finish(self, result: Any) -> Capture:
+        if self.level.recorder.refused is not None:            # the program caught it
+            raise self.level.recorder.refused
         if self.level.recorder.half_done:
             raise UnsupportedError(f"the program catches an error of {self.level.recorder.half_done}, which writes many tensors")
         outputs: list = []
@@ -207,8 +210,8 @@ class _Capture:
         if self.level.takes_gradients and because in ("", AUTOGRAD):
             because, grads, spent = self.whole_step(outputs)
         recorder = self.level.recorder
-        now = tuple(recorder.proxy(o) if isinstance(o, torch.Tensor) else o for o in outputs)
-        objects = tuple(recorder.object_proxy(o) if isinstance(o, torch.Tensor) else o for o in outputs)
+        now = tuple(map(recorder.named, outputs))
+        objects = tuple(recorder.object_proxy(o) if isinstance(o, torch.Tensor) else number_of(o) or o for o in outputs)
         notes = {"modes": self.modes}
         inputs = tuple(self.proxies)
         calls = Trace("calls", inputs, tuple(self.level.calls), objects, self.name, notes=notes)

@@ -29,6 +29,10 @@ HEAVY = frozenset({"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin
                    "gelu_backward", "gelu_tanh_backward", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh"})
 
 
+# What a kernel reports, by the number that it returns.
+ERRORS = {"IndexError": 1, "RuntimeError": 2, "ZeroDivisionError": 3, "Target": 4, "Probability": 5, "division": 6, "power": 7}
+
+
 class CannotLower(Exception):
     """These calls are not one kernel; `position` is that of the call that stands in the way, when it is known."""
 

@@ -11,6 +11,7 @@ import torch
 
 from .calls import Call, fits, is_number, result_type
 from .kernel import DTYPES, FLOATS, HALVES, INTEGERS, Expr, Expressions
+from .numbers import NUMBERS
 from .reductions import REDUCTIONS, SCANS
 from .rows import NUMERIC, WHOLE_NUMBERS, Row, binary, compare, computed, prim, unary
 
@@ -18,6 +19,8 @@ from .rows import NUMERIC, WHOLE_NUMBERS, Row, binary, compare, computed, prim, 
 
 def _exact(x: Expressions, value: Any, like: Expr) -> Expr:
     """A number as eager's scalar code holds it: not rounded to a half type."""
+    if isinstance(value, Expr):
+        return x.cast(value, like.dtype)
     return x.const(value, torch.float32 if like.dtype in HALVES else like.dtype)
 
 
@@ -27,8 +30,10 @@ def _add(sign: int) -> Callable:
         name = "add" if sign > 0 else "sub"
         if alpha == 1:
             return computed(name, x, *a)
-        k = x.const(alpha, a[0].dtype)
+        k = _exact(x, alpha, a[0]) if isinstance(alpha, Expr) else x.const(alpha, a[0].dtype)
         if k.dtype.is_floating_point:                          # eager's vector path is fma(b, alpha, a)
+            if k.op != "const":
+                return computed("fma", x, a[1], k if sign > 0 else computed("neg", x, k), a[0])
             return computed("fma", x, a[1], x.const(sign * k.extra, k.dtype), a[0])
         return computed(name, x, a[0], computed("mul", x, a[1], k))
     return build
@@ -176,6 +181,7 @@ def _division_ok(call: Call) -> bool:
 
 
 ELEMENTWISE: dict[str, Row] = {
+    **NUMBERS,
     "add": Row("elementwise", _add(1), ("self", "other")),
     "sub": Row("elementwise", _add(-1), ("self", "other")),
     "rsub": Row("elementwise", _rsub, ("self", "other")),

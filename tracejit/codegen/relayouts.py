@@ -8,9 +8,8 @@ import torch
 from ..ir.proxy import TensorProxy
 from .calls import Call, constant_number, fits, is_number
 from .index import ZERO, Index, flatten, floordiv, mod, unflatten
-from .kernel import DTYPES, INTEGERS, Expr
+from .kernel import DTYPES, ERRORS, INTEGERS, Expr
 from .rows import Row
-from .values import ERRORS
 
 FAR = 1 << 62
 Indices = tuple[Index, ...]

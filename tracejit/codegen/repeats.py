@@ -53,7 +53,7 @@ class Signature:
 
 
 def _layout(p: TensorProxy) -> Hashable:
-    return p.shape, p.stride, p.offset, p.dtype
+    return p.shape, p.stride, p.offset, p.dtype, p.number
 
 
 class Repeats:

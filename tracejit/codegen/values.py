@@ -5,6 +5,7 @@ would have had. An arm of a window predicate that is not taken may be out of bou
 """
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Callable, Optional
 
 import torch
@@ -13,11 +14,10 @@ from ..ir.memory import overlaps
 from ..ir.proxy import TensorProxy
 from .calls import Call, Region, is_number
 from .index import ZERO, Gathered, Index, bounds, through_memory
-from .kernel import CannotLower, Expr, Expressions, below
+from .kernel import ERRORS, CannotLower, Expr, Expressions, below
 from .ops import Row, compute_dtype, row_of, scalar_operand
 
 Indices = tuple[Index, ...]
-ERRORS = {"IndexError": 1, "RuntimeError": 2, "ZeroDivisionError": 3, "Target": 4, "Probability": 5}
 
 
 class Values:
@@ -98,6 +98,9 @@ class Values:
                 continue
             kept = name in ("condition", "mask")
             exprs.append(self.operand(row, value, index, value.dtype if kept else dtype, call))
+        others = {name: self.operand(row, value, index, value.dtype, call) for name, value in call.args.items()
+                  if name not in row.inputs and isinstance(value, TensorProxy) and value.number}
+        call = replace(call, args={**call.args, **others}) if others else call
         out = self.x.cast(row.build(self.x, exprs, call), call.dtype)
         return self.x.rounded(self._zero_checked(out))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 import torch
 
 from ..codegen.calls import Call, call_of
-from ..codegen.kernel import DTYPES
+from ..codegen.kernel import DTYPES, HALVES
 from ..codegen.ops import compute_dtype, row_of
 from ..codegen.values import is_operand
 from ..ir.proxy import TensorConstant
@@ -55,8 +55,14 @@ def _can_store(b: BoundSymbol) -> bool:
         target.storage != value.storage or target.same_view(value))
 
 
+# Kernels compute with a number that is known at run time as with a constant in these; others choose formulas by its value.
+_TAKES_NUMBERS = frozenset("add sub rsub mul div addcmul addcdiv lerp fill eq ne lt le gt ge".split())
+
+
 def _why_not_computed(call: Call) -> str:
     row = row_of(call)
+    if not call.bsym.sym.numbers and any(a.number for a in call.tensors) and (call.name not in _TAKES_NUMBERS or call.dtype in HALVES):
+        return "a number that is known at run time alone"
     if row is None:
         return f"no kernel is known for {call.name}"
     if not row.accepts(call):

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ..ir.proxy import TensorProxy
+from ..ir.proxy import TensorProxy, some_number
 from ..ir.trace import BoundSymbol
 from ..torch_private import is_composite
 from .registry import Executor
@@ -40,7 +40,8 @@ class TorchFallback(Executor):
 def _signature(b: BoundSymbol) -> tuple[Hashable, Any]:
     """Kinds of the arguments: what the choice of an overload depends on."""
     flat, spec = b.args_and_spec
-    kinds = tuple((len(a.shape), a.dtype, a.conj) if isinstance(a, TensorProxy) else (type(a), _hashable(a)) for a in flat)
+    kinds = tuple((len(a.shape), a.dtype, a.conj) if isinstance(a, TensorProxy) else (type(a), _hashable(a))
+                  for a in map(some_number, flat))
     return kinds, spec
 
 

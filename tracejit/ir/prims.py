@@ -1,6 +1,7 @@
 """The few operations of a trace that torch does not have: plain functions of real (or fake) tensors."""
 from __future__ import annotations
 
+import operator
 from typing import Any, Callable
 
 import torch
@@ -88,6 +89,24 @@ def backward_begins() -> None:
     """In a joint trace: what stands before it belongs to the forward pass."""
 
 
+def number(t: torch.Tensor) -> torch.Tensor:
+    """`t.item()` as a number of the trace."""
+    return torch.tensor(t.item(), dtype=torch.float64, device="cpu")
+
+
+def _on_numbers(name: str, op: Callable) -> Symbol:
+    """Python's own arithmetic, errors included."""
+    def run(*operands: Any) -> torch.Tensor:
+        made = op(*map(float, operands))
+        if isinstance(made, complex):
+            raise ArithmeticError("a negative number to a fractional power is complex")
+        return torch.tensor(made, dtype=torch.float64, device="cpu")
+    run.__name__ = run.__qualname__ = f"number_{name}"
+    return Symbol(run.__name__, run, numbers=True)
+
+
+NUMBER = Symbol("number", number, numbers=True)
+NUMBER_OPS = {name: _on_numbers(name, getattr(operator, name)) for name in ("add", "sub", "mul", "truediv", "pow", "neg", "abs")}
 CONSTANT = Symbol("constant", constant)
 EXACT_COPY = Symbol("exact_copy", exact_copy)
 RESTRIDE = Symbol("restride", restride)

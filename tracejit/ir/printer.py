@@ -14,6 +14,7 @@ from typing import Any, Callable
 
 import torch
 from torch.overrides import resolve_name
+from torch.utils._pytree import tree_map
 
 from .proxy import TensorConstant, TensorProxy
 from .symbol import Symbol
@@ -41,8 +42,21 @@ class Scope:
         return self.taken[id(value)]
 
 
+@dataclass(frozen=True, eq=False)
+class _Float:
+    """A number where the text needs the Python float that it is."""
+
+    proxy: TensorProxy
+
+    @classmethod
+    def of(cls, x: Any) -> Any:
+        return cls(x) if isinstance(x, TensorProxy) and x.number else x
+
+
 def value_text(x: Any, scope: Scope) -> str:
     """An argument or output as Python text."""
+    if isinstance(x, _Float):
+        return f"{x.proxy.name}.item()"
     if isinstance(x, TensorProxy):
         return x.name
     if isinstance(x, TensorConstant):
@@ -94,9 +108,11 @@ def _leads_to(path: str, fn: Callable) -> bool:
 
 
 def call_text(b: BoundSymbol, scope: Scope) -> str:
-    parts = [value_text(a, scope) for a in b.args]
-    parts += [f"{k}={value_text(v, scope)}" for k, v in b.kwargs.items() if not keyword.iskeyword(k)]
-    parts += [f"**{{{k!r}: {value_text(v, scope)}}}" for k, v in b.kwargs.items() if keyword.iskeyword(k)]     # random_(from=)
+    opened = not b.sym.numbers and not b.is_region
+    args, kwargs = (tree_map(_Float.of, (b.args, b.kwargs)) if opened and any(a.number for a in b.tensor_args) else (b.args, b.kwargs))
+    parts = [value_text(a, scope) for a in args]
+    parts += [f"{k}={value_text(v, scope)}" for k, v in kwargs.items() if not keyword.iskeyword(k)]
+    parts += [f"**{{{k!r}: {value_text(v, scope)}}}" for k, v in kwargs.items() if keyword.iskeyword(k)]     # random_(from=)
     return f"{callable_text(b.sym.fn, b.sym.name, scope)}({', '.join(parts)})"
 
 
@@ -173,7 +189,7 @@ def trace_source(trace: Trace, *, annotate: bool = True) -> tuple[str, dict[str,
             lines += [f"{indent}    # {statement_text(s, scope)}" for s in b.subsymbols]
         if n in dying:
             lines.append(f"{indent}del {', '.join(dying[n])}")
-    lines.append(f"    return {value_text(trace.output, scope)}")
+    lines.append(f"    return {value_text(tuple(map(_Float.of, trace.output)), scope)}")
     return "\n".join(lines) + "\n", scope.names, calls
 
 

@@ -28,6 +28,7 @@ class TensorProxy:
     conj: bool = False
     neg: bool = False
     requires_grad: bool = False
+    number: bool = False                 # a Python float of the program, held as a tensor of no dims in float64
 
     @cached_property
     def bytes(self) -> ByteRegion:
@@ -52,7 +53,9 @@ class TensorProxy:
                 and (not self.numel or all(n == 1 or s == t for n, s, t in zip(self.shape, self.stride, other.stride))))
 
     def describe(self) -> str:
-        """`f32[2, 3]`, with strides when they are not those of a contiguous tensor."""
+        """`f32[2, 3]`, with strides when they are not those of a contiguous tensor; `float` for a number."""
+        if self.number:
+            return "float"
         text = f"{DTYPE_NAMES.get(self.dtype, str(self.dtype).removeprefix('torch.'))}{list(self.shape)}"
         return text if self.stride == contiguous_stride(self.shape) else f"{text} stride {list(self.stride)}"
 
@@ -108,6 +111,11 @@ def proxy_of(name: str, tensor: torch.Tensor, storage: int) -> TensorProxy:
     """The proxy for `tensor` (real, fake or meta) as it is now."""
     return TensorProxy(name, tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, storage,
                        tensor.storage_offset(), tensor.is_conj(), tensor.is_neg(), tensor.requires_grad)
+
+
+def some_number(x: Any) -> Any:
+    """For runs without data: a Python float in the place of a number, anything else as it is."""
+    return 0.5 if isinstance(x, TensorProxy) and x.number else x
 
 
 def is_proxy(x: Any) -> bool:

@@ -62,6 +62,7 @@ class Symbol:
     writes_to: tuple[int, ...] = ()
     random: bool = False
     opaque: bool = False
+    numbers: bool = False                # takes and makes Python floats, held as tensors of no dims in float64
 
     @cached_property
     def packet(self) -> str:
@@ -71,7 +72,7 @@ class Symbol:
     @cached_property
     def pointwise(self) -> bool:
         """Each element of the result depends on the elements at its index alone."""
-        return self.overload is not None and (torch.Tag.pointwise in self.overload.tags
+        return self.numbers or self.overload is not None and (torch.Tag.pointwise in self.overload.tags
                                               or self.packet.strip("_") in _UNTAGGED_POINTWISE)
 
     @property

@@ -22,6 +22,7 @@ RowMap = tuple[tuple[int, int], ...]          # (size, stride) of each run of di
 # Work that is not done again for each element of a larger space (several multiplications' worth each).
 _CHEAP = frozenset("""add sub rsub mul neg abs eq ne lt le gt ge where maximum minimum clamp clamp_min clamp_max relu sign
     logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor isnan _to_copy clone fill
+    number number_add number_sub number_mul number_neg number_abs
     masked_fill square reciprocal div sqrt rsqrt constant_pad_nd cat slice_scatter select_scatter tril triu""".split())
 _RELABELS = (prims.RESTRIDE, prims.EXACT_COPY)
 

@@ -7,7 +7,7 @@ from typing import Any, Optional
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from ..ir.proxy import TensorConstant, TensorProxy, layout_is_ambiguous, proxy_of
+from ..ir.proxy import TensorConstant, TensorProxy, layout_is_ambiguous, proxy_of, some_number
 from ..ir.symbol import Symbol
 from ..ir.trace import NOWHERE, BoundSymbol, Modes
 from ..torch_private import conj_view, neg_view
@@ -49,10 +49,10 @@ class Builder:
     def call(self, sym: Symbol, *args: Any, **kwargs: Any) -> Any:
         """Append a call; its results are told by running it on stand-ins."""
         flat, spec = tree_flatten((args, kwargs))
-        tensors = [a for a in flat if isinstance(a, TensorProxy)]
+        tensors = [a for a in flat if isinstance(a, TensorProxy) and not a.number]
         device = "cpu" if layout_is_ambiguous(tensors) else "meta"
         stands = [_stand_in(a, device) for a in flat]
-        homes = {s.untyped_storage()._cdata: a for s, a in zip(stands, flat) if isinstance(a, TensorProxy)}
+        homes = {s.untyped_storage()._cdata: a for s, a in zip(stands, flat) if isinstance(s, torch.Tensor) and isinstance(a, TensorProxy)}
         meta_args, meta_kwargs = tree_unflatten(stands, spec)
         out = sym.fn(*meta_args, **meta_kwargs)
 
@@ -68,8 +68,8 @@ class Builder:
 def _stand_in(a: Any, device: str) -> Any:
     if isinstance(a, TensorConstant):
         return torch.empty_like(a.value, device=device)
-    if not isinstance(a, TensorProxy):
-        return a
+    if not isinstance(a, TensorProxy) or a.number:
+        return some_number(a)
     t = torch.empty_strided(a.shape, a.stride, dtype=a.dtype, device=device)
     t = t.zero_() if device == "cpu" else t
     t = conj_view(t) if a.conj else t

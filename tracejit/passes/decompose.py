@@ -9,7 +9,7 @@ A rule is a plain function of tensors (`decompositions.RULES`). It runs on meta 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Optional
+from typing import Any, Callable, NoReturn, Optional
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,6 +21,7 @@ from ..ir.printer import bound_symbol_text
 from ..ir.proxy import TensorConstant, TensorProxy, proxy_of
 from ..ir.symbol import Symbol, aten_symbol
 from ..ir.trace import BoundSymbol, Trace
+from ..capture.numbers import NumberNode, number_of
 from .dce import dce
 from .decompositions import CALLS, RULES, WRITERS
 
@@ -86,6 +87,8 @@ class Recording:
     def stand_in(self, a: Any) -> Any:
         if not isinstance(a, TensorProxy):
             return a
+        if a.number:
+            return torch.SymFloat(NumberNode(a, _decline, _decline))
         t = torch.empty_strided(a.shape, a.stride, dtype=a.dtype, device="meta")
         self._know(t, a)
         return t
@@ -96,7 +99,7 @@ class Recording:
         self.storages.setdefault(t.untyped_storage()._cdata, p)
 
     def proxy(self, t: Any) -> Any:
-        return self.proxies[id(t)] if isinstance(t, torch.Tensor) else t
+        return self.proxies[id(t)] if isinstance(t, torch.Tensor) else number_of(t) or t
 
     def name(self, t: Any) -> Any:
         """The proxy of a result."""
@@ -143,8 +146,17 @@ class _Recorder(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        given, named = tree_map(lambda a: 0.5 if number_of(a) is not None else a, (args, kwargs or {}))
+        out = func(*given, **named)
         return out if self.recording.paused else self.recording.record(aten_symbol(func), args, kwargs or {}, out)
+
+
+class _Declined(Exception):
+    """A rule needs the value of a number."""
+
+
+def _decline(*needs: Any) -> NoReturn:
+    raise _Declined
 
 
 def _decomposed(b: BoundSymbol, rule: Callable, names: Names) -> Optional[list[BoundSymbol]]:
@@ -155,6 +167,8 @@ def _decomposed(b: BoundSymbol, rule: Callable, names: Names) -> Optional[list[B
         token = CALLS.set(recording.call)
         try:
             results = rule(*args, **kwargs)
+        except _Declined:
+            return None
         finally:
             CALLS.reset(token)
         if results is NotImplemented:

@@ -1,0 +1,185 @@
+"""Python floats that are known at run time alone: what `item()` reads is computed with, and goes into operations, as in eager."""
+import copy
+import math
+
+import pytest
+import torch
+
+import tracejit
+
+both_executors = pytest.mark.parametrize("executors", [["torch"], ["cpu"]], ids=["torch", "cpu"])
+OPTIMIZERS = {
+    "adam": (torch.optim.Adam, dict(amsgrad=True, weight_decay=0.01)),
+    "adam_plain_first_moment": (torch.optim.Adam, dict(betas=(0.0, 0.9), maximize=True)),
+    "adamw": (torch.optim.AdamW, {}),
+    "nadam": (torch.optim.NAdam, dict(decoupled_weight_decay=True, weight_decay=0.1)),
+    "adamax": (torch.optim.Adamax, {}),
+    "adagrad": (torch.optim.Adagrad, dict(lr_decay=0.1)),
+}
+
+
+@both_executors
+@pytest.mark.parametrize("foreach", [False, True], ids=["single", "foreach"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_optimizer_steps_are_eagers_bit_for_bit(kind, foreach, executors):
+    make, options = OPTIMIZERS[kind]
+    torch.manual_seed(0)
+    shapes = [(5, 7), (3, 4, 2), (1,), ()]
+    ours = [torch.nn.Parameter(torch.randn(s)) for s in shapes]
+    theirs = copy.deepcopy(ours)
+    eager, jitted = (make(ps, foreach=foreach, **options) for ps in (theirs, ours))
+    step = tracejit.jit(jitted.step, fallback="error", executors=executors)
+    for _ in range(5):
+        for p, q in zip(ours, theirs):
+            p.grad = torch.randn(p.shape)
+            q.grad = p.grad.clone()
+        step()
+        eager.step()
+        for a, b in zip([*ours, *_tensors(jitted)], [*theirs, *_tensors(eager)], strict=True):
+            assert torch.equal(a, b)
+    assert step.cache_info().misses <= 2 and step.replayed_because == ""     # the first step makes the optimizer's state
+
+
+def _tensors(optimizer):
+    return [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
+
+
+def same(program, *args, executors=("cpu",), calls=3):
+    """Runs a program in eager and jitted on equal arguments, several times: results, arguments and their types are equal."""
+    jfn = tracejit.jit(program, fallback="error", executors=list(executors))
+    others = copy.deepcopy(args)
+    for _ in range(calls):
+        results = [program(*args), jfn(*others)]
+        a, b = ([r] if not isinstance(r, tuple) else r for r in results)
+        for x, y in zip([*a, *args], [*b, *others], strict=True):
+            assert type(x) is type(y)
+            assert torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
+    assert (jfn.cache_info().hits, jfn.cache_info().misses) == (calls - 1, 1)
+    return jfn
+
+
+@both_executors
+def test_a_number_is_read_at_its_place(executors):
+    def program(x, y):
+        before = x.item()
+        x.mul_(2)
+        after = x[None].item()
+        y.add_(y, alpha=after).sub_(before, alpha=before).mul_(after)
+        return before, after, 1 - after / 3, abs(-after) ** 2, isinstance(after, float)
+    same(program, torch.tensor(1.7), torch.randn(6, 33), executors=executors)
+
+
+@both_executors
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_operations_round_a_number_as_they_round_a_constant(dtype, executors):
+    def program(s, x, y):
+        v = s.item() + 0.1
+        return (x + v, v - x, x * v, x / v, torch.add(x, y, alpha=v), torch.addcmul(x, y, y, value=v), torch.addcdiv(x, y, x, value=v),
+                torch.lerp(x, y, v), x ** v, x.clamp(min=v), torch.where(x > v, x, v), torch.full((3,), v), x.masked_fill(x > v, v))
+    torch.manual_seed(0)
+    same(program, torch.tensor(0.4), torch.rand(37).to(dtype) + 0.5, torch.rand(37).to(dtype), executors=executors, calls=1)
+
+
+@both_executors
+def test_operands_of_no_dims_keep_their_dtype(executors):
+    def program(s, x, k):
+        v = s.item()
+        return x + v, x > v, k * v, k > v
+    same(program, torch.tensor(0.3), torch.tensor(0.3), torch.tensor(3), executors=executors)
+
+
+def test_gradients_through_numbers():
+    def program(s, w):
+        v = s.item()
+        return ((w * v) / (v + 1)).sin()
+
+    jfn, w, s = tracejit.jit(program, fallback="error"), torch.randn(5), torch.tensor(0.5)
+    for _ in range(2):
+        ours, theirs = w.clone().requires_grad_(), w.clone().requires_grad_()
+        jfn(s, ours).sum().backward()
+        program(s, theirs).sum().backward()
+        torch.testing.assert_close(ours.grad, theirs.grad)
+        s.add_(1)
+    assert jfn.cache_info().hits == 1 and jfn.replayed_because == "" and jfn.last_backward_traces
+
+
+def test_a_replayed_program_has_numbers_too():
+    def program(s, w):
+        v = 2 * s.item()
+        w.grad = None
+        (w * v).register_hook(lambda g: g * 2)
+        return w * v, v
+
+    jfn, w = tracejit.jit(program, fallback="error"), torch.randn(3, requires_grad=True)
+    for k in range(2):
+        result, v = jfn(torch.tensor(float(k)), w)
+        assert v == 2.0 * k and torch.equal(result, w * v)
+
+
+def test_numbers_are_written_to_python_state():
+    class Meter:
+        last = 0.0
+
+    meter = Meter()
+
+    @tracejit.jit(fallback="error")
+    def program(x):
+        x.add_(1)
+        meter.last = x.sum().item()
+        return x.mean().item()
+
+    x = torch.zeros(4)
+    for k in range(1, 4):
+        assert program(x) == float(k) and type(meter.last) is float and meter.last == 4.0 * k
+    assert program.cache_info().hits == 2
+
+
+@pytest.mark.parametrize("needs", [
+    lambda v, x: x if v > 0 else -x, lambda v, x: x * int(v), lambda v, x: x * math.sqrt(v), lambda v, x: x * sum([v, v]),
+    lambda v, x: torch.arange(v), lambda v, x: x * len(f"{v}"), lambda v, x: x * round(v), lambda v, x: {v: x}[v],
+    lambda v, x: torch.nn.functional.dropout(x, v), lambda v, x: x * max(v, 1.0), lambda v, x: x * (v // 2), lambda v, x: torch.tensor([v, v]),
+], ids="branch int math sum size text round key probability max floor tensor".split())
+def test_a_program_that_needs_the_value_runs_eagerly(needs):
+    def program(s, x):
+        return needs(s.item(), x)
+
+    jfn = tracejit.jit(program, fallback="silent")
+    for value in (3.0, 1.0):
+        torch.manual_seed(0)
+        expected = program(torch.tensor(value) / 4, torch.ones(3))
+        torch.manual_seed(0)
+        assert torch.equal(jfn(torch.tensor(value) / 4, torch.ones(3)), expected)
+    assert jfn.cache_info().fallbacks == 2
+
+
+def test_an_error_that_the_program_catches_is_none_of_its_own():
+    def program(s, x):
+        try:
+            return x + math.floor(s.item())
+        except Exception:
+            return x
+
+    jfn = tracejit.jit(program, fallback="silent")
+    assert torch.equal(jfn(torch.tensor(2.5), torch.ones(2)), torch.full((2,), 3.0)) and jfn.cache_info().fallbacks == 1
+
+
+@both_executors
+@pytest.mark.parametrize("compute, wrong, error", [
+    (lambda v: 1 / v, 0.0, ZeroDivisionError), (lambda v: v ** 0.5, -1.0, ArithmeticError), (lambda v: 10.0 ** v, 400.0, ArithmeticError),
+    (lambda v: v ** -1, 0.0, ArithmeticError)], ids="division root overflow reciprocal".split())
+def test_arithmetic_raises_where_python_has_no_float(compute, wrong, error, executors):
+    def program(s, x):
+        return x * compute(s.item())
+
+    jfn = tracejit.jit(program, fallback="error", executors=executors)
+    for value in (4.0, math.nan, math.inf):
+        assert torch.equal(*(f(torch.tensor(value), torch.ones(2)).nan_to_num(-1) for f in (program, jfn)))
+    with pytest.raises(error):
+        jfn(torch.tensor(wrong), torch.ones(2))
+
+
+def test_a_number_prints_as_the_float_that_it_is():
+    jfn = tracejit.jit(lambda s, x: (x * s.item(), s.item() + 1), fallback="error", executors=["torch"])
+    jfn(torch.tensor(2.0), torch.ones(2))
+    text = str(jfn.last_traces[-1])
+    assert "= number(s)    # float" in text and "torch.mul(x, t" in text and ".item())" in text

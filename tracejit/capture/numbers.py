@@ -1,0 +1,119 @@
+"""Numbers: Python floats of the program that are known at run time alone, such as what `item()` reads.
+
+In a recording a `Number` stands for one. Arithmetic on it is recorded; it goes as a scalar into operations whose elements it
+enters. What needs its value (a branch, a size, a call of C code) is refused. In traces it is a tensor of no dims in float64.
+"""
+from __future__ import annotations
+
+import dis
+import sys
+from types import FrameType
+from typing import Any, Callable, NoReturn, Optional
+
+import torch
+
+from ..errors import UnsupportedError
+from ..ir.prims import NUMBER_OPS
+from ..ir.proxy import TensorProxy
+from ..ir.symbol import Symbol
+
+_OPERATORS = ("BINARY_", "INPLACE_", "UNARY_")
+_FILLS = frozenset("full full_like new_full scalar_tensor".split())
+NEEDS_VALUE = ("the program needs the values of a tensor, which a trace does not have ({}): keep them in tensors (torch.where instead "
+               "of `if`, sizes that do not depend on data), or read them outside")
+
+
+class NumberNode:
+    """What torch's C++ code carries of a number from a call to its dispatch.
+
+    emit: records a call of an operation on numbers and gives the number that it makes; refuse: raises for who needs the value.
+    """
+
+    def __init__(self, proxy: TensorProxy, emit: Callable[[Symbol, tuple], TensorProxy], refuse: Callable[[str], NoReturn]) -> None:
+        self.proxy, self.emit, self.refuse = proxy, emit, refuse
+
+    def is_float(self) -> bool:
+        return True
+
+    def is_int(self) -> bool:
+        return False
+
+    is_bool = is_constant = is_nested_int = is_int
+    is_symbolic = is_float
+
+    def maybe_as_float(self) -> None:
+        """No value is known."""
+
+    constant_float = maybe_as_float
+
+    def guard_float(self, *where: Any) -> NoReturn:
+        self.refuse("a number as an argument")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.refuse(name)
+
+
+class Number(torch.SymFloat):
+    """Calls itself a float, as what it stands for is one; is none, so that no C code takes its value for known."""
+
+    @property
+    def __class__(self) -> type:
+        return float
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self.node.refuse("a number")
+
+    def __hash__(self) -> int:
+        self._refuse()
+
+    __float__ = __int__ = __bool__ = __index__ = __trunc__ = __round__ = __floor__ = __ceil__ = __complex__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __divmod__ = __rdivmod__ = __mod__ = __rmod__ = _refuse
+    __floordiv__ = __rfloordiv__ = __repr__ = __str__ = __format__ = __reduce_ex__ = __copy__ = __deepcopy__ = _refuse
+    is_integer = as_integer_ratio = hex = conjugate = _refuse
+
+    def __pos__(self) -> "Number":
+        return self
+
+    @property
+    def real(self) -> "Number":
+        return self
+
+
+def _operator(sym: Symbol, reflected: bool) -> Callable:
+    def method(self: Number, *others: Any) -> Any:
+        if any(isinstance(o, torch.Tensor) for o in others):
+            return NotImplemented
+        if not (sym is NUMBER_OPS["abs"] or _is_plain_step(sys._getframe(1))) or not all(type(o) in (int, float, bool, Number) for o in others):
+            self._refuse()
+        operands = [self.node.proxy, *(o.node.proxy if type(o) is Number else float(o) for o in others)]
+        return Number(NumberNode(self.node.emit(sym, tuple(operands[::-1] if reflected else operands)), self.node.emit, self.node.refuse))
+    return method
+
+
+def _is_plain_step(frame: FrameType) -> bool:
+    """Does the code itself compute, and not a C function that it calls, such as `sum`, which adds floats in a way of its own?"""
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith(_OPERATORS)
+
+
+for _name, _sym in NUMBER_OPS.items():
+    setattr(Number, f"__{_name}__", _operator(_sym, False))
+    if _name not in ("neg", "abs"):
+        setattr(Number, f"__r{_name}__", _operator(_sym, True))
+
+
+def number_of(a: Any) -> Optional[TensorProxy]:
+    """The proxy of a number, also as C++ hands it on; None for anything else."""
+    return a.node.proxy if issubclass(type(a), torch.SymFloat) and type(a.node) is NumberNode else None
+
+
+def as_number(a: Any) -> Any:
+    """What C++ handed on, as the program sees it."""
+    return Number(a.node) if number_of(a) is not None and type(a) is not Number else a
+
+
+def refuse_unless_elementwise(sym: Symbol) -> None:
+    """A number may be in an operation where it says nothing about shapes, nor whether it raises or draws."""
+    if not (sym.pointwise or sym.packet.startswith("_foreach_") or sym.packet in _FILLS) or sym.random:
+        raise UnsupportedError(NEEDS_VALUE.format(f"a number in {sym.name}"))
