@@ -121,9 +121,10 @@ def test_public_names_have_docstrings():
 
 
 def private_names_used():
-    """Full names of what tracejit/torch_private.py looks up."""
+    """Full names of what the modules for private API look up."""
     names = set()
-    for node in ast.walk(ast.parse((ROOT / "tracejit" / "torch_private.py").read_text())):
+    modules = [ast.parse((ROOT / "tracejit" / name).read_text()) for name in ("torch_private.py", "torch_deferred.py")]
+    for node in itertools.chain.from_iterable(map(ast.walk, modules)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("_find", "_find_optional"):
             names.add(f"torch.{node.args[0].value}")
         elif isinstance(node, ast.ImportFrom) and node.module.startswith("torch._"):

@@ -12,13 +12,17 @@ def in_new_process(program):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_a_first_call_imports_neither_dynamo_nor_networkx():
+def test_a_first_call_imports_neither_dynamo_nor_sympy_nor_networkx():
     in_new_process("""
         import sys, torch, tracejit
         base = torch.ones(4, 8)
-        jitted = tracejit.jit(lambda x, w: torch.relu(x @ w.t()).softmax(-1), executors=["cpu"], fallback="error")
+        def f(x, w):
+            y = torch.cat([torch.relu(x @ w.t()).softmax(-1), x.view(-1)[::8].expand(3, -1)], 1)
+            y[1:] += torch.tensor([2.0])
+            return y.gather(1, torch.zeros(3, 2, dtype=torch.long)).var(0), y.reshape(-1, 1).squeeze(1)
+        jitted = tracejit.jit(f, executors=["cpu"], fallback="error")
         jitted(base[1:], base)                                  # a view, and its base
-        assert "torch._dynamo.eval_frame" not in sys.modules and "networkx" not in sys.modules
+        assert not {"torch._dynamo.eval_frame", "sympy.core", "networkx"} & set(sys.modules)
     """)
 
 
@@ -38,4 +42,41 @@ def test_torch_compile_works_before_and_after_a_first_call():
         assert AttrSource.__module__ == "torch._dynamo.source" and AttrSource is torch._dynamo.source.AttrSource
         assert torch.equal(torch.compile(f, backend="eager")(x), f(x))
         assert torch.equal(tracejit.jit(lambda x: f(x) + 1, fallback="error")(x), f(x) + 1)
+    """)
+
+
+def test_modules_that_were_put_off_are_whole_for_everybody_else():
+    in_new_process("""
+        import inspect, sys, torch, tracejit
+        x = torch.randn(5)
+        jitted = tracejit.jit(lambda x: torch.cat([x, x]) * 2, fallback="error")
+        assert torch.equal(jitted(x), torch.cat([x, x]) * 2)
+        import sympy
+        inspect.getmodule(inspect.stack()[0][0])                # asks every module for its file
+        assert "sympy.core" not in sys.modules
+        assert isinstance(sympy.Symbol("n") + 1, sympy.Basic) and sympy.Basic.__module__ == "sympy.core.basic"
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv, guard_or_false, sym_eq
+        assert guard_or_false.__module__ == sym_eq.__module__ == ShapeEnv.__module__ == "torch.fx.experimental.symbolic_shapes"
+        assert torch.fx.experimental.symbolic_shapes is sys.modules[ShapeEnv.__module__]
+        longer = torch.export.Dim("longer")
+        class Twice(torch.nn.Module):
+            def forward(self, x):
+                return torch.cat([x, x])
+        program = torch.export.export(Twice(), (x,), dynamic_shapes=((longer,),))
+        assert program.module()(torch.ones(7)).shape == (14,)
+        assert torch.equal(tracejit.jit(lambda x: torch.cat([x, x]) + 1, fallback="error")(x), torch.cat([x, x]) + 1)
+    """)
+
+
+def test_a_symbolic_size_runs_the_module_that_was_put_off():
+    in_new_process("""
+        import torch, tracejit
+        tracejit.jit(lambda x: x + 1, fallback="error")(torch.ones(3))
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+        env = ShapeEnv()
+        with FakeTensorMode(shape_env=env) as mode:
+            x = mode.from_tensor(torch.ones(5, 4))
+            y = torch.cat([x, x]).sum(1)
+        assert str(y.shape[0]) in ("10", "2*s77", "2*s0") and len(y.shape) == 1, y.shape
     """)

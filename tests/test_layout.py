@@ -10,7 +10,7 @@ PACKAGE = ROOT / "tracejit"
 
 # A layer imports only from itself and from the layers before it.
 LAYERS = ("ir", "capture", "passes", "partition", "codegen", "executors", "runtime", "pipeline", "offline", "api")
-EVERYWHERE = {"options", "errors", "torch_private"}
+EVERYWHERE = {"options", "errors", "torch_private", "torch_deferred"}
 MAY_IMPORT_INSPECTION = {"inspection", "api", "__init__", "__main__"}
 # Doors for other programs, beside `api`: they may read everything, and only the package itself imports them.
 DOORS = {"__init__", "__main__", "interfaces"}
@@ -19,7 +19,7 @@ DISPLAYS_ITSELF = "ir/trace.py"
 
 # Modules that may use private API of torch: each use is a place to look at when torch's next release comes.
 PRIVATE_TORCH_ALLOWED = {
-    "torch_private.py",
+    "torch_private.py", "torch_deferred.py",
 }
 # Private in name only: pytrees, dispatch modes, and the classes of what `torch.ops` holds.
 PRIVATE_IN_NAME_ONLY = {"torch.utils._pytree", "torch.utils._python_dispatch", "torch._ops"}

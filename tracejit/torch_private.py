@@ -1,4 +1,4 @@
-"""The private parts of torch that tracejit calls, and the only module that names them.
+"""The private parts of torch that tracejit calls; `torch_deferred.py` alone names others.
 
 Each is looked up once. If a release of torch lacks one, `MISSING` names it, and jitted functions run eagerly with a
 warning that says so: nothing else depends on them.
@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib
-import importlib.util
-import sys
-import threading
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Callable, Optional
 
 import torch
-from torch._guards import Source
 from torch._subclasses.fake_tensor import (DataDependentOutputException, DynamicOutputShapeException, FakeTensor,
                                            FakeTensorMode, UnsupportedFakeTensorException)
+
+from .torch_deferred import defer_imports
 
 __all__ = ["FakeTensor", "FakeTensorMode", "NEEDS_DATA", "MISSING"]
 
@@ -85,96 +81,11 @@ def is_composite(overload: torch._ops.OpOverload) -> bool:
     return _has_kernel(name, "CompositeImplicitAutograd") and not _has_kernel(name, "CPU")     # silu_backward has both
 
 
-# ------------------------------------------------------------ fakes without torch._dynamo
-
-class _Deferred(ModuleType):
-    """Stands for a module whose body has not run: it does when something is asked of it that the body defines."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _STAND_INS and _making.fakes:
-            return _STAND_INS[name]
-        if name.startswith("__") and not (name == "__path__" and self.__spec__):    # asked of all modules
-            raise AttributeError(name)
-        return getattr(_imported_in_place_of(self), name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "config":                                   # from its import
-            return vars(self).update(config=value)
-        setattr(_imported_in_place_of(self), name, value)
-
-
-def _imported_in_place_of(module: ModuleType) -> ModuleType:
-    """All of torch._dynamo, as if nobody had deferred it."""
-    for name in ("torch._dynamo", "torch._dynamo.source"):
-        if isinstance(sys.modules.get(name), _Deferred):
-            del sys.modules[name]
-    if isinstance(vars(torch).get("_dynamo"), _Deferred):
-        del torch._dynamo
-    return importlib.import_module(module.__name__)
-
-
-def _disable(fn: Any = None, recursive: bool = True, *, wrapping: bool = True, **options: Any) -> Any:
-    """`torch._dynamo.disable` as torch asks for it, for functions of its own: nothing to switch off as long as the package's
-    body has not run. A decorator of the user's is the real one."""
-    shell = sys.modules["torch._dynamo"]
-    if wrapping or not isinstance(shell, _Deferred):
-        return _imported_in_place_of(shell).disable(fn, recursive, wrapping=wrapping, **options)
-    chosen = fn
-
-    def disabled(*args: Any, **kwargs: Any) -> Any:
-        nonlocal chosen
-        if chosen is fn and sys.modules["torch._dynamo"] is not shell:
-            chosen = torch._dynamo.disable(fn, recursive, wrapping=False, **options)
-        return chosen(*args, **kwargs)
-    return disabled
-
-
-def defer_dynamo() -> None:
-    """Put off the import of `torch._dynamo`, which takes longer than most captures, until somebody uses it.
-
-    Fakes read settings of `torch._dynamo.config`; their kernels switch the package off around themselves; and they are told
-    where they come from, in its terms.
-    """
-    if "torch._dynamo" in sys.modules:
-        return
-    spec = importlib.util.find_spec("torch._dynamo")
-    package, source = _Deferred("torch._dynamo"), _Deferred("torch._dynamo.source")
-    vars(package).update(__spec__=spec, __file__=spec.origin, __package__="torch._dynamo", __path__=spec.submodule_search_locations)
-    sys.modules["torch._dynamo"] = package
-    try:
-        importlib.import_module("torch._dynamo.config")
-    finally:
-        del vars(package)["__path__"]                          # other submodules need the body
-    vars(package).update(disable=_disable, source=source)
-    sys.modules["torch._dynamo.source"], torch._dynamo = source, package
-
-
-class _Origin(Source):
-    """Where a tensor comes from that is made a fake: nothing asks, where shapes are constants."""
-
-    _name_template = "input"
-
-
-class _Making(threading.local):
-    fakes = False
-
-
-_making = _Making()
-_STAND_INS = {"AttrSource": lambda base, name: base, "RandomValueSource": type("RandomValueSource", (Source,), {})}
-
-
 def fake_mode() -> FakeTensorMode:
-    defer_dynamo()
+    defer_imports()
     return FakeTensorMode(allow_non_fake_inputs=False)
 
 
-def fake_of(mode: FakeTensorMode, real: torch.Tensor) -> torch.Tensor:
-    """The fake for a tensor, under the memo of its mode."""
-    _making.fakes = True
-    try:
-        return mode.from_tensor(real, source=_Origin(), trace=False)
-    finally:
-        _making.fakes = False
 # ------------------------------------------------------------ for calls in C; None: calls stay in Python
 
 keyset_of: Optional[Callable] = _find_optional("_C._dispatch_keys")            # of a tensor; `.raw_repr()` is its bits

@@ -21,7 +21,8 @@ from ..ir import prims
 from ..ir.proxy import TensorConstant, TensorProxy, proxy_of, some_number
 from ..ir.symbol import Symbol, aten_symbol
 from ..ir.trace import BoundSymbol, Modes, SourceLine
-from ..torch_private import fake_of, is_composite, unseen_by_function_modes
+from ..torch_deferred import fake_of
+from ..torch_private import is_composite, unseen_by_function_modes
 from .fakes import NEEDS_DATA, Fakes, is_fake, real_tensors
 from .numbers import NEEDS_VALUE, NumberNode, number_of, refuse_unless_elementwise
 from .scratch import layout_is_uncertain, raise_if_eager_refuses, raise_if_no_kernel, raise_if_no_view, run_on_scratch
