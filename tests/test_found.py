@@ -247,3 +247,22 @@ def test_a_view_that_left_its_base_lies_where_it_was_moved(arguments):
 @pytest.mark.parametrize("size", [(15,), (15, 1), (5, 3)], ids=str)
 def test_dimensions_of_size_one_do_not_make_a_view_possible(size):
     assert_parity(lambda x: x.view(size), lambda: [torch.ones(15).as_strided((3, 1, 5), (1, 15, 3))], raises="RuntimeError")
+
+
+@pytest.mark.parametrize("program", [lambda x: 2.0 ** x, lambda x: torch.pow(2, x), lambda x: torch.pow(x, 2.0)], ids="r** pow(2,x) pow(x,2)".split())
+def test_a_power_of_a_number_has_the_strides_that_the_kernel_gives(program):
+    assert_parity(program, lambda: [torch.ones(5, 4).t()])
+
+
+def test_an_error_that_comes_after_a_part_of_a_list_was_written_and_is_caught():
+    def program(a):
+        mask = a > 1
+        try:
+            torch._foreach_add_([a, mask], [mask, a])
+        except RuntimeError:
+            pass
+
+    a, b = torch.tensor([-2, 3]), torch.tensor([-2, 3])
+    program(a)
+    tracejit.jit(program, fallback="silent")(b)
+    assert torch.equal(a, torch.tensor([-2, 4])) and torch.equal(a, b)

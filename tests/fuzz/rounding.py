@@ -49,7 +49,7 @@ class Moved(TorchDispatchMode):
                     self._move(t, terms if n == 0 else None)
                 if torch.Tag.pointwise in func.tags or listed or name == "floor_divide":
                     self._other_nans(t)
-                if name == "softshrink":                       # -0.0 from eager's scalars, 0.0 from its vectors
+                if name in ("softshrink", "minimum", "maximum"):       # -0.0 from eager's scalars, 0.0 from its vectors
                     self._turn(t, t == 0)
                 if name == "gelu":                             # of infinity it is NaN in some of eager's code, not in all
                     t.nan_to_num_(nan=float("inf"), posinf=float("inf"), neginf=-float("inf"))

@@ -181,11 +181,11 @@ class Recorder(TorchDispatchMode):
             flat = [some_number(p) if isinstance(p, TensorProxy) and p.number else a for a, p in zip(flat, before)]
             args, kwargs = tree_unflatten(flat, spec)
         written = sym.written(args, kwargs)
-        if written and not sym.moves_metadata:
-            raise_if_eager_refuses(func, before, spec, written)
-        if func is aten.view.default:
-            raise_if_no_view(before)
         try:
+            if written and not sym.moves_metadata:
+                raise_if_eager_refuses(func, before, spec, written)
+            if func is aten.view.default:
+                raise_if_no_view(before)
             out = self._on_fakes(func, args, kwargs, before, spec)
             if not sym.moves_metadata:
                 raise_if_no_kernel(sym, before, spec)
