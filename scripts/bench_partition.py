@@ -24,7 +24,6 @@ from tracejit.executors.torch_fallback import TORCH
 from tracejit.ir.proxy import TensorProxy, contiguous_stride
 from tracejit.ir.symbol import aten_symbol
 from tracejit.ir.trace import BoundSymbol, Modes, Trace
-from tracejit.partition.dependence import is_view
 from tracejit.partition.regions import partition
 from tracejit.passes.builder import Builder
 from tracejit.passes.inplace_check import inplace_check
@@ -43,7 +42,7 @@ class Pretend(Executor):
     def can_fuse(self, bsym: BoundSymbol) -> bool:
         s = bsym.sym
         return s.is_copy or not bsym.written and (
-            is_view(bsym) or s.pointwise or torch.Tag.reduction in s.overload.tags or s.packet in ("cat", "gather"))
+            bsym.is_view or s.pointwise or torch.Tag.reduction in s.overload.tags or s.packet in ("cat", "gather"))
 
     def fuse(self, region: BoundSymbol) -> BoundSymbol:
         return region

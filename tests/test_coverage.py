@@ -6,7 +6,6 @@ import torch.nn.functional as F
 import tracejit
 from cases.compare import call_problems, clone_call, near, run
 from tracejit.executors.cpu import CpuExecutor
-from tracejit.partition.dependence import is_view
 
 EVERY_OP = CpuExecutor(allow_single_op_fusion=True)
 aten = torch.ops.aten
@@ -133,7 +132,7 @@ class Arguments:
 def left_alone(jitted):
     """Calls outside kernels that make or write elements."""
     calls = jitted.last_traces[-1].bound_symbols
-    return [b.sym for b in calls if not b.is_region and not is_view(b) and (b.tensor_outputs or b.written)]
+    return [b.sym for b in calls if not b.is_region and not b.is_view and (b.tensor_outputs or b.written)]
 
 
 def call(fn):

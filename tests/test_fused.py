@@ -18,7 +18,6 @@ from cases.compare import call_problems, near, run as run_call
 from test_seeds import numbers
 from tests.fuzz import programs, run
 from tracejit.executors.cpu import CpuExecutor
-from tracejit.partition.dependence import is_view
 
 pytestmark = pytest.mark.compiler
 
@@ -86,7 +85,7 @@ def test_is_one_region(program, copies, n):
     final = jfn.last_traces[-1]
     assert len(final.regions) == 1
     assert final.count("copy_") == copies
-    outside = [b for b in final.bound_symbols if not b.is_region and not is_view(b)]
+    outside = [b for b in final.bound_symbols if not b.is_region and not b.is_view]
     assert [b.sym.packet for b in outside] == ["convolution"] * (program is conv_bias_relu)
 
 

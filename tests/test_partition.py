@@ -15,9 +15,8 @@ from tracejit.executors.torch_fallback import TORCH
 from tracejit.ir import prims
 from tracejit.ir.check import check_trace
 from tracejit.ir.memory import overlaps
-from tracejit.partition.dependence import Edge, dependence, is_view
+from tracejit.partition.dependence import Edge, dependence
 from tracejit.partition.regions import partition
-from tracejit.passes.copies import read_arguments
 from tracejit.passes.dce import dce
 from tracejit.passes.decompose import decompose
 from tracejit.passes.inplace_check import inplace_check
@@ -46,7 +45,7 @@ class Eager(Executor):
             return s.is_copy
         if s.overload is None:
             return s in (prims.RESTRIDE, prims.EXACT_COPY, NLL_LOSS_GATHER)
-        return is_view(bsym) or s.pointwise or torch.Tag.reduction in s.overload.tags or s.packet in OTHERS
+        return bsym.is_view or s.pointwise or torch.Tag.reduction in s.overload.tags or s.packet in OTHERS
 
     def fuse(self, region):
         if self.rng.random() < self.refuses:
@@ -151,7 +150,7 @@ def test_one_region(name):
     fn, args = ONE_REGION[name]
     made = parted(fn, *args)
     assert len(made.regions) == 1
-    assert all(b.is_region or is_view(b) for b in made.bound_symbols)
+    assert all(b.is_region or b.is_view for b in made.bound_symbols)
 
 
 SPLIT = {
@@ -269,8 +268,8 @@ def test_whatever_meets_in_memory_has_an_order(seed):
     graph = nx.DiGraph((m, n) for n, found in enumerate(dependence(trace).before) for m in found)
     assert nx.is_directed_acyclic_graph(graph) and all(m < n for m, n in graph.edges)
     memory = {p.storage for p in trace.inputs}
-    accesses = [(n, a, a in b.written) for n, b in enumerate(trace.bound_symbols) if not is_view(b)
-                for a in [*read_arguments(b), *b.written] if a.storage in memory]
+    accesses = [(n, a, a in b.written) for n, b in enumerate(trace.bound_symbols) if not b.is_view
+                for a in [*b.reads, *b.written] if a.storage in memory]
     for m, a, writes in accesses:
         for n, later, writes_later in accesses:
             if m < n and (writes or writes_later) and a.storage == later.storage and overlaps(a.bytes, later.bytes):

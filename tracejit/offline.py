@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any, Callable, Optional
 
 import torch
-from torch.utils._pytree import tree_map
 
 from .capture.inputs import CallInputs
 from .capture.tracer import Capture, capture
@@ -163,8 +162,7 @@ def _moved(captured: Capture, device: torch.device) -> Capture:
         return device if isinstance(x, torch.device) and x.type == "cpu" else x
 
     def call(b: BoundSymbol) -> BoundSymbol:
-        return replace(b, args=tree_map(moved, b.args), kwargs=tree_map(moved, b.kwargs), output=tree_map(moved, b.output),
-                       subsymbols=tuple(map(call, b.subsymbols)))
+        return replace(b.renamed(moved), subsymbols=tuple(map(call, b.subsymbols)))
 
     def trace(t: Trace) -> Trace:
         return t.replace(inputs=tuple(map(moved, t.inputs)), bound_symbols=tuple(map(call, t.bound_symbols)),

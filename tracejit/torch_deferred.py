@@ -20,7 +20,7 @@ import torch
 from torch._guards import Source
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-__all__ = ["defer_imports", "fake_of"]
+__all__ = ["defer_imports", "converted"]
 
 _DYNAMO, _ORIGINS, _SHAPES = "torch._dynamo", "torch._dynamo.source", "torch.fx.experimental.symbolic_shapes"
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -144,7 +144,7 @@ class _Origin(Source):
 _ORIGIN = _Origin()
 
 
-def fake_of(mode: FakeTensorMode, real: torch.Tensor) -> torch.Tensor:
+def converted(mode: FakeTensorMode, real: torch.Tensor) -> torch.Tensor:
     """The fake for a tensor, under the memo of its mode, without what its origin would import."""
     _making.fakes = True
     try:

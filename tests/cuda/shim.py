@@ -219,8 +219,7 @@ def run(lowered, args, order="numbered", seed=1) -> tuple[list[torch.Tensor], li
         return values[a] if isinstance(a, TensorProxy) else a.value.clone() if hasattr(a, "value") else (
             torch.device("cpu") if isinstance(a, torch.device) else a)
     for b in lowered.traces[-1].bound_symbols:
-        flat, spec = b.args_and_spec
-        given, named = torch.utils._pytree.tree_unflatten([value(a) for a in flat], spec)
+        given, named = b.arguments([value(a) for a in b.flat_args])
         if b.is_region and b.executor == "cupy":
             made, counted = run_region(b.sym.fn.source, b, given, order, seed)
             counts.append(counted)

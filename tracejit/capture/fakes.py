@@ -14,8 +14,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import UnsupportedError
-from ..torch_deferred import fake_of
-from ..torch_private import NEEDS_DATA, FakeTensor, fake_mode, is_zero_tensor, unseen_by_function_modes
+from ..torch_private import NEEDS_DATA, FakeTensor, fake_mode, fake_of, is_zero_tensor, unseen_by_function_modes
 
 __all__ = ["NEEDS_DATA", "Fakes", "is_fake", "quiet_logs", "real_tensors", "unsupported_tensor"]
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)

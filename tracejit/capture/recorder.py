@@ -21,9 +21,9 @@ from ..ir import prims
 from ..ir.proxy import TensorConstant, TensorProxy, proxy_of, some_number
 from ..ir.symbol import Symbol, aten_symbol
 from ..ir.trace import BoundSymbol, Modes, SourceLine
-from ..torch_deferred import fake_of
-from ..torch_private import is_composite, unseen_by_function_modes
+from ..torch_private import fake_of, is_composite, unseen_by_function_modes
 from .fakes import NEEDS_DATA, Fakes, is_fake, real_tensors
+from .known_calls import UNKNOWN, KnownCalls, each_kind_once
 from .numbers import NEEDS_VALUE, NumberNode, number_of, refuse_unless_elementwise
 from .scratch import layout_is_uncertain, raise_if_eager_refuses, raise_if_no_kernel, raise_if_no_view, run_on_scratch
 
@@ -70,6 +70,7 @@ class Recorder(TorchDispatchMode):
         self._roots: dict[int, TensorProxy] = {}               # storage address -> the first proxy seen over it
         self._views: dict[tuple, TensorProxy] = {}             # (storage address, metadata) -> the last proxy of that view
         self._storages: dict[int, int] = {}                    # storage address -> storage id
+        self.known = KnownCalls(fakes.mode)
         self.comment = ""
         self.makes_constants = False                           # within a call that copies Python data into a new tensor
         self.half_done = ""                                    # a call that raised and may have written before
@@ -181,12 +182,25 @@ class Recorder(TorchDispatchMode):
             flat = [some_number(p) if isinstance(p, TensorProxy) and p.number else a for a, p in zip(flat, before)]
             args, kwargs = tree_unflatten(flat, spec)
         written = sym.written(args, kwargs)
+        key = self.known.key(sym, flat, before, (args, kwargs))
+        out = self.known.recall(key, flat)
+        if out is UNKNOWN:
+            out = self._judged(sym, (args, kwargs), before, spec)
+            self.known.note(key, sym, flat, out)
+        self._record(sym, (flat, before, spec), written, out)
+        if written and sym.writes_lists:                       # fakes do not count such writes, real tensors do
+            increment_version([flat[i] for i in written if not flat[i].is_inference()])
+        return out
+
+    def _judged(self, sym: Symbol, call: tuple[tuple, dict], before: list, spec: Any) -> Any:
+        """The results of a call, as fakes; where these are not to be trusted, the real kernel is asked."""
+        func, written = sym.overload, sym.written(*call)
         try:
             if written and not sym.moves_metadata:
                 raise_if_eager_refuses(func, before, spec, written)
             if func is aten.view.default:
                 raise_if_no_view(before)
-            out = self._on_fakes(func, args, kwargs, before, spec)
+            out = self._on_fakes(func, *call, before, spec)
             if not sym.moves_metadata:
                 raise_if_no_kernel(sym, before, spec)
             if not written and layout_is_uncertain(sym, [p for p in before if isinstance(p, TensorProxy) and not p.number]):
@@ -194,15 +208,13 @@ class Recorder(TorchDispatchMode):
         except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):
             self.half_done = self.half_done or len(written) > 1 and sym.name    # it may have written some by then
             raise
-        self._record(sym, (flat, before, spec), written, out)
-        if written and sym.writes_lists:                       # fakes do not count such writes, real tensors do
-            increment_version([flat[i] for i in written if not flat[i].is_inference()])
         return out
 
     def _on_fakes(self, func: Any, args: tuple, kwargs: dict, before: list, spec: Any) -> Any:
         """Run on fakes. Where fakes refuse, the real kernel decides, on scratch memory: its error is the program's own."""
         try:
-            return func(*args, **kwargs)
+            out = each_kind_once(func, args, kwargs, self.proxy) if func.__name__.startswith("_foreach_") else UNKNOWN
+            return func(*args, **kwargs) if out is UNKNOWN else out
         except NEEDS_DATA:
             raise
         except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError, AssertionError) as error:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Optional
 
 import torch
@@ -30,7 +30,7 @@ class Call:
     def outputs(self) -> list:
         return self.bsym.flat_outputs
 
-    @property
+    @cached_property
     def out(self) -> TensorProxy:
         return next(o for o in self.outputs if isinstance(o, TensorProxy))
 
@@ -42,7 +42,7 @@ class Call:
     def tensors(self) -> list[TensorProxy]:
         return self.bsym.tensor_args
 
-    @property
+    @cached_property
     def is_view(self) -> bool:
         """Its results are memory (or values) that it was given."""
         given = {a.storage for a in self.tensors}

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Callable, Hashable
 
+from ..ir.alike import structure_key
 from ..ir.proxy import TensorProxy
 from .calls import Call, Region, reads
 from .kernel import Buffer, Kernel
@@ -37,9 +38,9 @@ class Signature:
         return found
 
     def _call(self, c: Call, own: bool, wanted: Wanted) -> Hashable:
-        flat, spec = c.bsym.args_and_spec
+        shape = structure_key(c.bsym.args, c.bsym.kwargs)
         made = tuple((self._tensor(o), own and not c.is_store and wanted(o)) for o in c.bsym.tensor_outputs)
-        return c.name, c.overload, own, spec, tuple(map(self._argument, flat)), made
+        return c.name, c.overload, own, shape, tuple(map(self._argument, c.bsym.flat_args)), made
 
     def _argument(self, a: Any) -> Hashable:
         if isinstance(a, TensorProxy):

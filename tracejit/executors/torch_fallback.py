@@ -39,7 +39,7 @@ class TorchFallback(Executor):
 
 def _signature(b: BoundSymbol) -> tuple[Hashable, Any]:
     """Kinds of the arguments: what the choice of an overload depends on."""
-    flat, spec = b.args_and_spec
+    flat, spec = tree_flatten((b.args, b.kwargs))
     kinds = tuple((len(a.shape), a.dtype, a.conj) if isinstance(a, TensorProxy) else (type(a), _hashable(a))
                   for a in map(some_number, flat))
     return kinds, spec

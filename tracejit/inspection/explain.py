@@ -3,11 +3,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any, Iterator, Sequence
+from typing import Iterator, Sequence
 
 from ..executors.registry import Executor
 from ..ir.trace import BoundSymbol, Trace, walk
-from ..passes.copies import read_arguments
 from .html import framed, trace_html
 from .kernels import Kernel, in_bytes, kernels_of, moved
 
@@ -103,7 +102,7 @@ def explanation(name: str, eager: str, traces: Sequence[Trace], executors: Seque
 def _unfused(calls: Sequence[BoundSymbol], executors: Sequence[Executor]) -> Iterator[Unfused]:
     found: dict[tuple[str, str], list[BoundSymbol]] = {}
     for b in calls:
-        if b.is_region or not read_arguments(b) and not b.written and b.tensor_args:     # a view costs no kernel
+        if b.is_region or not b.reads and not b.written and b.tensor_args:     # a view costs no kernel
             continue
         why = next(filter(None, (e.why_not(b) for e in executors)), "nothing beside it to share a kernel with")
         found.setdefault((b.sym.name, why), []).append(b)

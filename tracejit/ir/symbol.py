@@ -10,7 +10,8 @@ from functools import cached_property, lru_cache
 from typing import Any, Callable, Optional
 
 import torch
-from torch.utils._pytree import tree_leaves
+
+from .trees import flat_leaves
 
 aten = torch.ops.aten
 
@@ -76,16 +77,26 @@ class Symbol:
         return self.numbers or self.overload is not None and (torch.Tag.pointwise in self.overload.tags
                                               or self.packet.strip("_") in _UNTAGGED_POINTWISE)
 
-    @property
+    @cached_property
     def is_copy(self) -> bool:
         return self.overload is aten.copy_.default
 
-    @property
+    @cached_property
     def moves_metadata(self) -> bool:
         """Changes shape, strides or storage of its first argument (`unsqueeze_`, `resize_`, `set_`)."""
         return self.overload is not None and (torch.Tag.inplace_view in self.overload.tags or self.packet in _METADATA_MOVERS)
 
-    @property
+    @cached_property
+    def returns_self(self) -> bool:
+        """Writes its first argument, leaves its metadata as they are, and returns it."""
+        if self.overload is None or self.moves_metadata or self.overload in SCHEMAS_THAT_LIE:
+            return False
+        schema = self.overload._schema
+        written = [k for k, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+        return written == [0] and str(schema.arguments[0].type) == "Tensor" and len(schema.returns) == 1 and (
+            schema.returns[0].alias_info is not None and schema.returns[0].alias_info.is_write)
+
+    @cached_property
     def writes_lists(self) -> bool:
         """Writes the tensors of a list (a foreach op)."""
         return self.overload is not None and any(
@@ -106,7 +117,7 @@ class Symbol:
             return ()
         found, at = [], 0
         for key, value in (*enumerate(args), *kwargs.items()):
-            leaves = tree_leaves(value)
+            leaves = flat_leaves((value,))
             if key in positions or key in names:
                 found += [at + k for k, leaf in enumerate(leaves) if not isinstance(leaf, (int, float, str, type(None)))]
             at += len(leaves)

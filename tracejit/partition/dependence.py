@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 
 from ..ir.memory import covers, overlaps
 from ..ir.proxy import TensorProxy
-from ..ir.trace import BoundSymbol, Trace
-from ..passes.copies import read_arguments
-from ..passes.dce import has_effect
+from ..ir.trace import Trace
 
 MOST_LIVE = 32               # accesses of one storage that are told apart; beyond it a write becomes a fence
 
@@ -66,14 +64,6 @@ def dependence(trace: Trace) -> Dependence:
     return graph
 
 
-def is_view(b: BoundSymbol) -> bool:
-    """A call that only names bytes of its arguments anew."""
-    if has_effect(b) or not b.tensor_outputs:
-        return False
-    storages = {a.storage for a in b.tensor_args}
-    return all(o.storage in storages for o in b.tensor_outputs)
-
-
 # ---------------------------------------------------------------- memory
 
 def _memory_edges(graph: Dependence, trace: Trace) -> None:
@@ -82,9 +72,9 @@ def _memory_edges(graph: Dependence, trace: Trace) -> None:
         return
     born = {p.storage for p in trace.inputs}
     for n, b in enumerate(trace.bound_symbols):
-        if is_view(b):
+        if b.is_view:
             continue
-        for a in dict.fromkeys(read_arguments(b)):
+        for a in dict.fromkeys(b.reads):
             if a.storage in storages:
                 _read(graph, storages[a.storage], n, a)
         for w in dict.fromkeys(b.written):

@@ -8,7 +8,6 @@ from typing import Any, Callable, Collection, Iterable, Optional
 from ..ir.memory import overlaps
 from ..ir.proxy import TensorProxy, contiguous_stride
 from ..ir.trace import BoundSymbol
-from ..passes.copies import read_arguments
 from .spaces import (RowMap, Space, broadcast_stride, collapse, is_costly, is_elementwise, is_reduction, is_scan, row_strides, space_of)
 
 WHOLE = 1 << 15              # elements: a reduction of more to a few rows is parallel inside a row
@@ -91,7 +90,7 @@ class Membership:
         g.costly |= is_costly(b)
         g.spread |= spread
         origins: frozenset[TensorProxy] = frozenset()
-        for a in read_arguments(b):
+        for a in b.reads:
             if a.storage in self.memory:
                 g.reads.setdefault(a.storage, set()).add(a)
             origins |= self._origins(g, a)
@@ -129,7 +128,7 @@ class Membership:
         """What becomes of b's results: (values with one element a row, full-size values that depend on one);
         None when b reads what another row computes."""
         made = [o for o in b.tensor_outputs if o not in b.tensor_args]
-        depends = [a for a in read_arguments(b) if self.root(a) in g.rows or self.root(a) in g.late]
+        depends = [a for a in b.reads if self.root(a) in g.rows or self.root(a) in g.late]
         full = s.reduced is not None or s.numel == wanted.numel
         if depends and not (is_reduction(b) or is_scan(b) or is_elementwise(b) or _picks_from_row(b, wanted)):
             return None
@@ -169,8 +168,8 @@ class Membership:
     def _memory_with(self, g: Group, b: BoundSymbol) -> Optional[set[TensorProxy]]:
         """Memory that b makes be read other than index for index; None when that memory, or what b writes, forbids it."""
         spread: set[TensorProxy] = set()
-        read = {r for r in read_arguments(b) if r.storage in self.memory}
-        for a in read_arguments(b):
+        read = {r for r in b.reads if r.storage in self.memory}
+        for a in b.reads:
             through_view = a.storage not in self.memory and self.root(a) is not a
             if through_view or not _index_for_index(b, a):
                 spread |= self._origins(g, a)

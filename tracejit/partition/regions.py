@@ -38,8 +38,7 @@ from ..ir.proxy import TensorProxy
 from ..ir.symbol import Symbol
 from ..ir.trace import BoundSymbol, Trace
 from ..options import fuel
-from ..passes.dce import has_effect
-from .dependence import Dependence, dependence, is_view
+from .dependence import Dependence, dependence
 from .groups import ROW_GATHERS, SMALL, Group, Membership
 from .merging import merge, most_calls
 from .spaces import space_of
@@ -138,7 +137,7 @@ class Calls:
 
 def _costs_nothing(b: BoundSymbol) -> bool:
     """A view, or a factory: a kernel makes its elements from their index."""
-    return is_view(b) or not b.tensor_args and not has_effect(b)
+    return b.is_view or not b.tensor_args and not b.has_effect
 
 
 # ---------------------------------------------------------------- placing

@@ -85,9 +85,8 @@ class Aliases:
         return p
 
 
-def view_arguments(step: ViewStep, parent: TensorProxy) -> tuple:
-    """(args, kwargs) pytree leaves and spec of the step's call on another parent."""
-    flat, spec = step.call.args_and_spec
-    flat = list(flat)
+def view_arguments(step: ViewStep, parent: TensorProxy) -> tuple[tuple, dict]:
+    """(args, kwargs) of the step's call on another parent."""
+    flat = list(step.call.flat_args)
     flat[step.hole] = parent
-    return flat, spec
+    return step.call.arguments(flat)

@@ -17,7 +17,6 @@ from ..ir import prims
 from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol, Trace
 from .alias import Aliases
-from .dce import has_effect
 from .decompose import Names
 from .remat import FREELY, is_view, may_run_again, minimum_cut
 
@@ -135,7 +134,7 @@ class _Splitter:
         depends = {t: frozenset((stage,)) for t, stage in zip(self.tangents, self.stages)}
         first = frozenset((max(self.stages),))
         for b in self.trace.bound_symbols[self.begins + 1:]:
-            found = frozenset().union(*(depends.get(a, ()) for a in b.tensor_args)) or (first if has_effect(b) else frozenset())
+            found = frozenset().union(*(depends.get(a, ()) for a in b.tensor_args)) or (first if b.has_effect else frozenset())
             depends.update((o, found) for o in b.tensor_outputs if found and o not in depends)
         return depends
 
@@ -176,7 +175,7 @@ class _Splitter:
         kept = []
         for b in reversed(self.trace.bound_symbols[self.begins + 1:]):
             stages = frozenset().union(*(self.depends.get(p, ()) for p in (*b.tensor_args, *b.tensor_outputs)))
-            own = has_effect(b) and (stages == {stage} or not stages and stage == max(self.stages))
+            own = b.has_effect and (stages == {stage} or not stages and stage == max(self.stages))
             if own or any(o in live for o in b.tensor_outputs):
                 if stages - {stage}:
                     raise Mixed(f"{b.sym.name} mixes results that are computed from each other", where=str(b.source))
@@ -265,7 +264,7 @@ class _Splitter:
     def forward_calls(self, live: set[TensorProxy]) -> Iterable[BoundSymbol]:
         kept = []
         for n, b in reversed(list(enumerate(self.trace.bound_symbols))):
-            if n != self.begins and (n < self.begins and has_effect(b) or any(o in live for o in b.tensor_outputs)):
+            if n != self.begins and (n < self.begins and b.has_effect or any(o in live for o in b.tensor_outputs)):
                 live.update(b.tensor_args)
                 kept.append(b)
         return kept[::-1]

@@ -1,15 +1,17 @@
 """Emits bound symbols into a new trace and gives their results metadata by running the op on stand-ins."""
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from ..ir.alike import metadata_key, structure_key
 from ..ir.proxy import TensorConstant, TensorProxy, layout_is_ambiguous, proxy_of, some_number
 from ..ir.symbol import Symbol
 from ..ir.trace import NOWHERE, BoundSymbol, Modes
+from ..ir.trees import flat_leaves, with_leaves
 from ..torch_private import conj_view, neg_view
 
 
@@ -22,6 +24,7 @@ class Builder:
         self.extent: dict[int, int] = {}                       # bytes of each storage, as far as its first name reaches
         self.origin: Optional[BoundSymbol] = None              # whose line and modes new calls carry
         self._storage, self._names = first_storage, 0
+        self._known: dict[Any, tuple[list, Any]] = {}          # results by call
 
     def new_storage(self) -> int:
         self._storage += 1
@@ -38,7 +41,7 @@ class Builder:
 
     def bind(self, sym: Symbol, args: tuple, kwargs: dict, output: Any, comment: str = "") -> Any:
         """Append a call whose output proxies are known."""
-        for p in tree_leaves(output):
+        for p in flat_leaves((output,)):
             if isinstance(p, TensorProxy):
                 self.extent.setdefault(p.storage, p.bytes.end)
         o = self.origin
@@ -47,22 +50,43 @@ class Builder:
         return output
 
     def call(self, sym: Symbol, *args: Any, **kwargs: Any) -> Any:
-        """Append a call; its results are told by running it on stand-ins."""
-        flat, spec = tree_flatten((args, kwargs))
+        """Append a call; its results are told by running it on stand-ins, or from an earlier call that is alike."""
+        flat = flat_leaves((*args, *kwargs.values()))
+        alike = metadata_key(flat)
+        key = None if alike is None else (sym.name, id(sym.fn), structure_key(args, kwargs), alike)
+        if key is None or key not in self._known:
+            self._known[key] = self._results(sym, flat, args, kwargs)
+        described, spec = self._known[key]
+        device = next(a.device for a in flat if isinstance(a, TensorProxy) and not a.number)
+
+        def named(r: Any) -> Any:
+            if not isinstance(r, _Result):
+                return r
+            home = None if r.home is None else flat[r.home]
+            like, storage = r.like, self.new_storage() if home is None else home.storage
+            return TensorProxy(self.new_name(), like.shape, like.stride, like.dtype, device, storage,
+                               like.offset + (0 if home is None else home.offset), like.conj, like.neg, like.requires_grad)
+        return self.bind(sym, args, kwargs, tree_unflatten(map(named, described), spec))
+
+    def _results(self, sym: Symbol, flat: list, args: tuple, kwargs: dict) -> tuple[list, Any]:
+        """Flat results of a call, and their spec."""
         tensors = [a for a in flat if isinstance(a, TensorProxy) and not a.number]
         device = "cpu" if layout_is_ambiguous(tensors) else "meta"
         stands = [_stand_in(a, device) for a in flat]
-        homes = {s.untyped_storage()._cdata: a for s, a in zip(stands, flat) if isinstance(s, torch.Tensor) and isinstance(a, TensorProxy)}
-        meta_args, meta_kwargs = tree_unflatten(stands, spec)
-        out = sym.fn(*meta_args, **meta_kwargs)
+        homes = {s.untyped_storage()._cdata: k for k, (s, a) in enumerate(zip(stands, flat))
+                 if isinstance(s, torch.Tensor) and isinstance(a, TensorProxy)}
+        meta_args, meta_kwargs = with_leaves((args, kwargs), stands)
+        leaves, spec = tree_flatten(sym.fn(*meta_args, **meta_kwargs))
+        return [_Result(proxy_of("", o, 0), homes.get(o.untyped_storage()._cdata)) if isinstance(o, torch.Tensor) else o
+                for o in leaves], spec
 
-        def name(t: Any) -> Any:
-            if not isinstance(t, torch.Tensor):
-                return t
-            home = homes.get(t.untyped_storage()._cdata)
-            p = proxy_of(self.new_name(), t, self.new_storage() if home is None else home.storage)
-            return replace(p, device=tensors[0].device, offset=p.offset + (home.offset if home is not None else 0))
-        return self.bind(sym, args, kwargs, tree_map(name, out))
+
+@dataclass(frozen=True)
+class _Result:
+    """A tensor that a call returns. home: the flat argument over whose memory it lies, from whose offset its own counts."""
+
+    like: TensorProxy
+    home: Optional[int]
 
 
 def _stand_in(a: Any, device: str) -> Any:

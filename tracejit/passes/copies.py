@@ -11,13 +11,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch.utils._pytree import tree_map
 
 from ..ir import prims
 from ..ir.memory import covers, overlaps
 from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol, Trace
-from .dce import has_effect
 
 _CLONE, _AS_STRIDED = torch.ops.aten.clone.default, torch.ops.aten.as_strided.default       # as_strided: absolute offsets
 
@@ -39,21 +37,11 @@ def drop_dead_stores(bound_symbols: list[BoundSymbol]) -> list[BoundSymbol]:
             continue
         if b.sym.is_copy:
             doomed.setdefault(b.args[0].storage, []).append(b.args[0])
-        for a in read_arguments(b):                            # what it reads, it reads before it writes
+        for a in b.reads:                            # what it reads, it reads before it writes
             if a.storage in doomed:
                 doomed[a.storage] = [w for w in doomed[a.storage] if not overlaps(w.bytes, a.bytes)]
         kept.append(b)
     return kept[::-1]
-
-
-def read_arguments(b: BoundSymbol) -> list[TensorProxy]:
-    """The arguments whose memory a call reads: not those it only views, nor the destination of a copy_."""
-    if b.sym.is_copy:
-        return [a for a in b.flat_args[1:] if isinstance(a, TensorProxy)]
-    storages = {a.storage for a in b.tensor_args}
-    is_view = not has_effect(b) and b.tensor_outputs and all(o.storage in storages for o in b.tensor_outputs)
-    unread = b.sym.unread(b.args, b.kwargs)
-    return [] if is_view else [a for i, a in enumerate(b.flat_args) if isinstance(a, TensorProxy) and i not in unread]
 
 
 def drop_clones(bound_symbols: list[BoundSymbol], trace: Trace) -> list[BoundSymbol]:
@@ -104,5 +92,4 @@ def _rehomed(b: BoundSymbol, same: dict[TensorProxy, TensorProxy]) -> BoundSymbo
         if old is not None and o not in same:
             shift = (same[old].bytes.offset - old.bytes.offset) // o.dtype.itemsize
             same[o] = replace(o, storage=same[old].storage, offset=o.offset + shift)
-    args, kwargs, output = tree_map(lambda x: same.get(x, x) if isinstance(x, TensorProxy) else x, (b.args, b.kwargs, b.output))
-    return replace(b, args=args, kwargs=kwargs, output=output)
+    return b.renamed(lambda x: same.get(x, x) if isinstance(x, TensorProxy) else x)

@@ -6,15 +6,12 @@ returns them, so no result gains an alias.
 """
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Hashable, Optional
 
 import torch
-from torch.utils._pytree import tree_map
 
 from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol, Trace
-from .dce import has_effect
 
 
 def cse(trace: Trace) -> Trace:
@@ -30,7 +27,7 @@ def cse(trace: Trace) -> Trace:
 
     for b in trace.bound_symbols:
         if any(a in same for a in b.tensor_args):
-            b = replace(b, **dict(zip(("args", "kwargs", "output"), tree_map(rename, (b.args, b.kwargs, b.output)))))
+            b = b.renamed(rename)
         key = _key(b, version)
         earlier = seen.get(key) if key is not None else None
         escapes = any(o.storage in returned_storages for o in b.tensor_outputs)
@@ -51,7 +48,7 @@ PRINTABLE = (int, float, complex, str, type(None), torch.dtype, torch.device, to
 
 
 def _key(b: BoundSymbol, version: dict[int, int]) -> Optional[Hashable]:
-    if has_effect(b):
+    if b.has_effect:
         return None
     storages = [a.storage for a in b.tensor_args]
     reads = tuple(version.get(s, 0) for s in storages)

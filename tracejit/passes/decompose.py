@@ -13,15 +13,15 @@ from typing import Any, Callable, NoReturn, Optional
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
+from ..capture.numbers import NumberNode, number_of
 from ..errors import TraceError
 from ..ir import prims
 from ..ir.printer import bound_symbol_text
 from ..ir.proxy import TensorConstant, TensorProxy, proxy_of
 from ..ir.symbol import Symbol, aten_symbol
 from ..ir.trace import BoundSymbol, Trace
-from ..capture.numbers import NumberNode, number_of
+from ..ir.trees import flat_leaves, map_leaves
 from .dce import dce
 from .decompositions import CALLS, RULES, WRITERS
 
@@ -120,12 +120,12 @@ class Recording:
         self.calls.append(BoundSymbol(sym, args, kwargs, output, o.source, modes=o.modes, comment=o.comment))
 
     def record(self, sym: Symbol, args: tuple, kwargs: dict, out: Any) -> Any:
-        args, kwargs = tree_map(self.proxy, (args, kwargs))
+        args, kwargs = map_leaves(self.proxy, (args, kwargs))
         if sym.overload is torch.ops.aten.detach.default:      # factories detach what they make
             self._know(out, args[0])
             return out
         kwargs = {k: self.device if k == "device" else v for k, v in kwargs.items() if k not in ("pin_memory", "layout")}
-        self.bind(sym, args, kwargs, tree_map(self.name, out))
+        self.bind(sym, args, kwargs, map_leaves(self.name, out))
         return out
 
     def call(self, sym: Symbol, *args: Any) -> Any:
@@ -146,9 +146,13 @@ class _Recorder(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
-        given, named = tree_map(lambda a: 0.5 if number_of(a) is not None else a, (args, kwargs or {}))
-        out = func(*given, **named)
-        return out if self.recording.paused else self.recording.record(aten_symbol(func), args, kwargs or {}, out)
+        sym = aten_symbol(func)
+        if sym.returns_self:
+            out = args[0]
+        else:
+            given, named = map_leaves(lambda a: 0.5 if number_of(a) is not None else a, (args, kwargs or {}))
+            out = func(*given, **named)
+        return out if self.recording.paused else self.recording.record(sym, args, kwargs or {}, out)
 
 
 class _Declined(Exception):
@@ -162,7 +166,7 @@ def _decline(*needs: Any) -> NoReturn:
 def _decomposed(b: BoundSymbol, rule: Callable, names: Names) -> Optional[list[BoundSymbol]]:
     """The calls that make b's outputs; None when the rule declines."""
     recording = Recording(names, b)
-    args, kwargs = tree_map(recording.stand_in, (b.args, b.kwargs))
+    args, kwargs = map_leaves(recording.stand_in, (b.args, b.kwargs))
     with torch.no_grad(), _Recorder(recording):
         token = CALLS.set(recording.call)
         try:
@@ -174,7 +178,7 @@ def _decomposed(b: BoundSymbol, rule: Callable, names: Names) -> Optional[list[B
         if results is NotImplemented:
             return None
         results = [r.to(o.dtype) if isinstance(o, TensorProxy) and isinstance(r, torch.Tensor) else r
-                   for o, r in zip(b.flat_outputs, tree_leaves(results))]
+                   for o, r in zip(b.flat_outputs, flat_leaves((results,)))]
     return _renamed(b, recording, results)
 
 
@@ -206,5 +210,4 @@ def _renamed(b: BoundSymbol, recording: Recording, results: list) -> list[BoundS
         return x
     for p, o in copies:
         recording.bind(prims.RESTRIDE, (p, list(o.shape), list(o.stride)), {}, o)
-    return [replace(c, args=tree_map(rename, c.args), kwargs=tree_map(rename, c.kwargs), output=tree_map(rename, c.output))
-            for c in recording.calls]
+    return [c.renamed(rename) for c in recording.calls]

@@ -12,10 +12,9 @@ Each storage is a store buffer: what memory (or the base value) holds, plus the 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Optional
+from typing import Optional
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ..errors import EagerRefuses, UnsupportedError
 from ..ir import prims
@@ -23,6 +22,7 @@ from ..ir.memory import covers, overlaps
 from ..ir.proxy import TensorProxy, is_racy
 from ..ir.symbol import Symbol, aten_symbol
 from ..ir.trace import BoundSymbol, Trace
+from ..ir.trees import flat_leaves, with_leaves
 from . import views
 from .alias import Aliases, ViewStep
 from .builder import Builder
@@ -150,20 +150,19 @@ class _Functionalizer:
 
     # ------------------------------------------------------------ walking
 
-    def arguments(self, b: BoundSymbol) -> tuple[list, Any]:
-        """Flat arguments as values laid out as recorded, and their spec."""
-        flat, spec = b.args_and_spec
+    def arguments(self, b: BoundSymbol) -> list:
+        """Flat arguments as values laid out as recorded."""
         unread = b.sym.unread(b.args, b.kwargs)
         values = [a if not isinstance(a, TensorProxy) else self.views.restride(
-            self.at_rest(a) if i in unread else self.read(a), a) for i, a in enumerate(flat)]
+            self.at_rest(a) if i in unread else self.read(a), a) for i, a in enumerate(b.flat_args)]
         if b.sym.opaque or b.sym.may_raise([a.dtype for a in b.tensor_args]):
             for s in self.stores.values():                     # what eager had written by then stays written
                 if s.visible:
                     self.flush(s)
-        return values, spec
+        return values
 
     def pure(self, b: BoundSymbol) -> None:
-        args, kwargs = tree_unflatten(*self.arguments(b))
+        args, kwargs = b.arguments(self.arguments(b))
         self.builder.bind(b.sym, args, kwargs, b.output)
         self.define(b.flat_outputs)
 
@@ -174,7 +173,7 @@ class _Functionalizer:
                 self.stores[p.storage] = Store(p, visible=False, base=p)
 
     def mutation(self, b: BoundSymbol) -> None:
-        flat, spec = b.args_and_spec
+        flat = b.flat_args
         written = b.sym.written(b.args, b.kwargs)
         if b.sym.opaque or is_racy(flat, written):
             return self.verbatim(b)
@@ -183,23 +182,22 @@ class _Functionalizer:
             return self.verbatim(b)
         if all(self.stores[w.storage].visible for w in b.written) and not (plain and plain.pointwise or b.sym.is_copy):
             return self.verbatim(b)                            # a scatter, a random fill: in place is the least work
-        values, _ = self.arguments(b)
+        values = self.arguments(b)
         fresh = tuple(k for k, o in enumerate(b.flat_outputs) if isinstance(o, TensorProxy) and o.storage not in self.stores)
         targets = [flat[i] for i in written]
         if b.sym.is_copy:
             return self.write(targets[0], self.copied(values[1], targets[0]))
-        results = self.computed(plain, values, spec) if plain is not None and not fresh else None
+        results = self.computed(plain, *b.arguments(values)) if plain is not None and not fresh else None
         if results is None:
-            results = self.on_copy(b, values, spec, written, fresh)
+            results = self.on_copy(b, values, written, fresh)
         for p, v in zip(targets, results):
             self.write(p, v)
 
-    def computed(self, plain: Symbol, values: list, spec: Any) -> Optional[list]:
+    def computed(self, plain: Symbol, args: tuple, kwargs: dict) -> Optional[list]:
         """What the functional form of a writing op returns; None where it cannot be described without data."""
-        args, kwargs = tree_unflatten(values, spec)
         kwargs = {k: v for k, v in kwargs.items() if k in {a.name for a in plain.overload._schema.arguments}}
         try:
-            return tree_leaves(self.builder.call(plain, *args, **kwargs))
+            return flat_leaves((self.builder.call(plain, *args, **kwargs),))
         except NotImplementedError:
             return None
 
@@ -214,9 +212,9 @@ class _Functionalizer:
     def is_memory(self, p: TensorProxy) -> bool:
         return p.storage in self.memory
 
-    def on_copy(self, b: BoundSymbol, values: list, spec: Any, written: tuple, fresh: tuple) -> list:
+    def on_copy(self, b: BoundSymbol, values: list, written: tuple, fresh: tuple) -> list:
         """The op on private copies of what it writes."""
-        args, kwargs = tree_unflatten(values, spec)
+        args, kwargs = b.arguments(values)
         recorded = [b.flat_outputs[k] for k in fresh]
         copies = [self.builder.fresh(values[i]) for i in written]
         sym = replace(prims.ON_COPY, random=b.sym.random)
@@ -226,15 +224,13 @@ class _Functionalizer:
 
     def verbatim(self, b: BoundSymbol) -> None:
         """The recorded call as it is, on memory."""
-        flat, spec = b.args_and_spec
         homes = {w.storage for w in b.written}
         for a in b.tensor_args:
             if a.storage in homes:
                 self.to_memory(self.stores[a.storage])
-        values, _ = self.arguments(b)
-        args, kwargs = tree_unflatten(values, spec)
+        args, kwargs = b.arguments(self.arguments(b))
         outputs = [o if isinstance(o, TensorProxy) and o.storage not in self.stores else None for o in b.flat_outputs]
-        self.builder.bind(b.sym, args, kwargs, tree_unflatten(outputs, tree_flatten(b.output)[1]))
+        self.builder.bind(b.sym, args, kwargs, with_leaves(b.output, outputs))
         self.define(outputs)
 
     def metadata_move(self, b: BoundSymbol) -> None:

@@ -16,7 +16,6 @@ from ..ir.prims import EXACT_COPY, RESTRIDE
 from ..ir.printer import bound_symbol_text
 from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol, Trace
-from .copies import read_arguments
 
 
 def inplace_check(final: Trace, reference: Trace) -> Trace:
@@ -50,7 +49,7 @@ def _accesses(trace: Trace) -> dict[Any, tuple[BoundSymbol, list]]:
     found: dict[Any, tuple[BoundSymbol, list]] = {}
     for b, _ in leaves(trace):
         key = _identity(b)
-        for a in {*read_arguments(b), *b.written}:
+        for a in {*b.reads, *b.written}:
             met = [k for k, w in so_far.get(a.storage, ()) if overlaps(w.bytes, a.bytes)]
             found[(key, a)] = (b, met)
         for w in b.written:
@@ -78,23 +77,29 @@ def _name(key: Any, names: dict[Any, str]) -> str:
 # ---------------------------------------------------------------- inside a region
 
 def _check_region(region: BoundSymbol) -> None:
-    writes = [(n, sub, w) for n, sub in enumerate(region.subsymbols) for w in sub.written]
-    for k, (_, sub, w) in enumerate(writes):
-        if w.bytes.overlaps_itself:
-            _refuse(region, sub, w, "writes memory that overlaps itself")
-        for _, _, other in writes[:k]:
-            if _meet(w, other) and not w.same_view(other):
-                _refuse(region, sub, w, f"overlaps {other.name}, which the region writes too")
-    if writes:
-        _check_reads(region, [w for _, _, w in writes])
+    written: dict[int, list[TensorProxy]] = {}                 # by storage
+    for sub in region.subsymbols:
+        for w in sub.written:
+            if w.bytes.overlaps_itself:
+                _refuse(region, sub, w, "writes memory that overlaps itself")
+            others = written.setdefault(w.storage, [])
+            for other in others:
+                if overlaps(w.bytes, other.bytes) and not w.same_view(other):
+                    _refuse(region, sub, w, f"overlaps {other.name}, which the region writes too")
+            others.append(w)
+    if written:
+        _check_reads(region, written)
 
 
-def _check_reads(region: BoundSymbol, written: list[TensorProxy]) -> None:
-    """Values made from memory that the region writes may be used only at the index at which they were read."""
+def _check_reads(region: BoundSymbol, written: dict[int, list[TensorProxy]]) -> None:
+    """Values made from memory that the region writes may be used only at the index at which they were read.
+
+    written: what the region writes, by storage."""
     tied: dict[TensorProxy, TensorProxy] = {}                  # value -> the written memory that it was read from
     for sub in region.subsymbols:
-        for a in read_arguments(sub):
-            hit = next((w for w in written if _meet(a, w)), None)
+        read = sub.reads
+        for a in read:
+            hit = next((w for w in written.get(a.storage, ()) if overlaps(a.bytes, w.bytes)), None)
             if hit is not None and not a.same_view(hit):
                 _refuse(region, sub, a, f"overlaps {hit.name}, which the region writes, but is another view")
             origin = a if hit is not None else tied.get(a)
@@ -104,7 +109,7 @@ def _check_reads(region: BoundSymbol, written: list[TensorProxy]) -> None:
                 _refuse(region, sub, origin, "is written in the region and read other than index for index")
             tied.update((o, origin) for o in sub.tensor_outputs if o not in sub.tensor_args)
         shown = {o.storage for o in sub.tensor_outputs}
-        for a in (a for a in sub.tensor_args if a in tied and a not in read_arguments(sub)):
+        for a in (a for a in sub.tensor_args if a in tied and a not in read):
             if a not in sub.written and a.storage in shown:    # `fill` and the like take nothing but its shape
                 _refuse(region, sub, tied[a], "is written in the region and read through a view of its value")
 
@@ -113,10 +118,6 @@ def _index_for_index(sub: BoundSymbol, a: TensorProxy) -> bool:
     target = sub.written[0] if sub.written else sub.tensor_outputs[0] if sub.tensor_outputs else None
     return target is not None and target.shape == a.shape and (
         sub.sym.pointwise or sub.sym.packet == "copy_" or sub.sym in (RESTRIDE, EXACT_COPY))
-
-
-def _meet(a: TensorProxy, b: TensorProxy) -> bool:
-    return a.storage == b.storage and overlaps(a.bytes, b.bytes)
 
 
 def _refuse(region: BoundSymbol, sub: BoundSymbol, argument: TensorProxy, why: str) -> None:

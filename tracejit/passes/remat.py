@@ -10,7 +10,6 @@ from typing import Callable, Hashable, Iterable
 
 from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol
-from .dce import has_effect
 
 FREELY = 1 << 62            # the capacity of what cannot be cut: more than all bytes there are
 
@@ -132,7 +131,7 @@ def may_run_again(b: BoundSymbol, recompute: str) -> bool:
 
     recompute: "never" allows views alone; "fused" also what costs nothing inside a kernel; "always" everything.
     """
-    if has_effect(b) or b.sym.opaque:
+    if b.has_effect or b.sym.opaque:
         return False
     if is_view(b) or recompute == "always":
         return True

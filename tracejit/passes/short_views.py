@@ -12,25 +12,24 @@ from dataclasses import replace
 from typing import Optional
 
 import torch
-from torch.utils._pytree import tree_map
 
 from ..ir.proxy import TensorProxy
 from ..ir.symbol import aten_symbol
 from ..ir.trace import BoundSymbol, Trace
-from .dce import has_effect
+from ..ir.trees import map_leaves
 
 # By its public name, which is the cheapest to call.
 AS_STRIDED = replace(aten_symbol(torch.ops.aten.as_strided.default), fn=torch.as_strided)
 
 
 def short_views(trace: Trace) -> Trace:
-    fixed = {*trace.tensor_results, *(a for b in trace.bound_symbols if b.is_region or has_effect(b) for a in b.tensor_args)}
+    fixed = {*trace.tensor_results, *(a for b in trace.bound_symbols if b.is_region or b.has_effect for a in b.tensor_args)}
     bottom: dict[TensorProxy, TensorProxy] = {}
     same: dict[TensorProxy, TensorProxy] = {}
     calls = []
     for b in trace.bound_symbols:
         if same and not b.is_region:
-            args, kwargs = tree_map(lambda x: same.get(x, x) if isinstance(x, TensorProxy) else x, (b.args, b.kwargs))
+            args, kwargs = map_leaves(lambda x: same.get(x, x) if isinstance(x, TensorProxy) else x, (b.args, b.kwargs))
             b = replace(b, args=args, kwargs=kwargs)
         if b.sym.opaque:                                       # an input may lie elsewhere after it, its old views do not
             bottom.clear()
@@ -60,7 +59,7 @@ def _used(calls: list[BoundSymbol], trace: Trace) -> list[BoundSymbol]:
 
 def _viewed(b: BoundSymbol) -> Optional[TensorProxy]:
     """What a call views, when its one result is nothing but other strides over the same elements."""
-    if b.is_region or has_effect(b) or not isinstance(b.output, TensorProxy) or len(b.tensor_args) != 1:
+    if b.is_region or b.has_effect or not isinstance(b.output, TensorProxy) or len(b.tensor_args) != 1:
         return None
     a, o = b.tensor_args[0], b.output
     return a if a.storage == o.storage and a.reading == o.reading and not a.conj and not a.neg else None

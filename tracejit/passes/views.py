@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map, tree_unflatten
 
 from ..ir import prims
 from ..ir.proxy import TensorProxy
 from ..ir.symbol import aten_symbol
+from ..ir.trees import map_leaves
 from .alias import Aliases, ViewStep, view_arguments
 from .builder import Builder
 
@@ -53,7 +53,7 @@ class ViewReplay:
     def _step(self, value: TensorProxy, step: ViewStep) -> TensorProxy:
         if step.call is None:
             return self._strided(self.restride(value, step.parent, always=value.offset != step.parent.offset), step)
-        args, kwargs = tree_unflatten(*view_arguments(step, value))
+        args, kwargs = view_arguments(step, value)
         shift = value.bytes.offset - step.parent.bytes.offset
 
         def here(o: Any) -> Any:
@@ -63,7 +63,7 @@ class ViewReplay:
             self._made[value, o] = replace(o, name=self.builder.new_name(), storage=value.storage,
                                            offset=o.offset + shift // o.dtype.itemsize)
             return self._made[value, o]
-        self.builder.bind(step.call.sym, args, kwargs, tree_map(here, step.call.output))
+        self.builder.bind(step.call.sym, args, kwargs, map_leaves(here, step.call.output))
         return self._made[value, step.proxy]
 
     def _strided(self, value: TensorProxy, step: ViewStep) -> TensorProxy:

@@ -44,7 +44,7 @@ def write_backs_last(trace: Trace) -> Trace:
             moved[x] = replace(x, storage=copy.storage, offset=x.offset - p.offset)
         return moved[x]
 
-    calls = [replace(b, **dict(zip(("args", "kwargs", "output"), tree_map(on_copy, (b.args, b.kwargs, b.output)))))
+    calls = [b.renamed(on_copy)
              for b in trace.bound_symbols]
     first = [BoundSymbol(prims.RESTRIDE, (p, list(p.shape), list(p.stride)), {}, copy) for p, copy in copied.values()]
     last = [BoundSymbol(_COPY, (p, copy), {}, p, written[p.storage].source, comment=written[p.storage].comment)
