@@ -26,6 +26,17 @@ def test_a_first_call_imports_neither_dynamo_nor_sympy_nor_networkx():
     """)
 
 
+def test_common_calls_do_not_make_torch_import_its_distributed_tensors():
+    in_new_process("""
+        import sys, torch, tracejit
+        def f(x):
+            y = torch.nn.functional.cross_entropy(x, x.argmax(1))
+            return torch.relu(x) + torch.where(x > 0, 0, x).softmax(-1), x.tril().clamp(0).masked_fill(x > 1, 2.0).std(0) + y
+        tracejit.jit(f, executors=["cpu"], fallback="error")(torch.rand(4, 8))
+        assert "torch.distributed.tensor" not in sys.modules
+    """)
+
+
 def test_torch_compile_works_before_and_after_a_first_call():
     in_new_process("""
         import sys, torch, tracejit

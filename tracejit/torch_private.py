@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 import torch
+from torch._subclasses.fake_impls import op_implementations_checks
 from torch._subclasses.fake_tensor import (DataDependentOutputException, DynamicOutputShapeException, FakeTensor,
                                            FakeTensorMode, UnsupportedFakeTensorException)
 
@@ -81,6 +82,12 @@ def is_composite(overload: torch._ops.OpOverload) -> bool:
     """Made of other ops for every backend: in inference mode nobody has decomposed it before we see it."""
     name = overload.name()
     return _has_kernel(name, "CompositeImplicitAutograd") and not _has_kernel(name, "CPU")     # silu_backward has both
+
+
+@functools.lru_cache(None)
+def has_fake_rule(overload: torch._ops.OpOverload) -> bool:
+    """Do fakes treat it in a way of their own, other than to run it on tensors without data?"""
+    return any(check(overload) for check, _ in op_implementations_checks)
 
 
 def fake_mode() -> FakeTensorMode:

@@ -23,7 +23,7 @@ from ..ir.symbol import Symbol, aten_symbol
 from ..ir.trace import BoundSymbol, Modes, SourceLine
 from ..torch_private import fake_of, is_composite, unseen_by_function_modes
 from .fakes import NEEDS_DATA, Fakes, is_fake, real_tensors
-from .known_calls import UNKNOWN, KnownCalls, each_kind_once
+from .known_calls import UNKNOWN, KnownCalls, each_kind_once, on_stand_ins
 from .numbers import NEEDS_VALUE, NumberNode, number_of, refuse_unless_elementwise
 from .scratch import layout_is_uncertain, raise_if_eager_refuses, raise_if_no_kernel, raise_if_no_view, run_on_scratch
 
@@ -213,7 +213,9 @@ class Recorder(TorchDispatchMode):
     def _on_fakes(self, func: Any, args: tuple, kwargs: dict, before: list, spec: Any) -> Any:
         """Run on fakes. Where fakes refuse, the real kernel decides, on scratch memory: its error is the program's own."""
         try:
-            out = each_kind_once(func, args, kwargs, self.proxy) if func.__name__.startswith("_foreach_") else UNKNOWN
+            foreach = func.__name__.startswith("_foreach_")
+            out = (each_kind_once(func, args, kwargs, self.proxy) if foreach else
+                   on_stand_ins(aten_symbol(func), args, kwargs, self.fakes.mode))
             return func(*args, **kwargs) if out is UNKNOWN else out
         except NEEDS_DATA:
             raise
