@@ -1,6 +1,9 @@
 """Calls with everything cached: found and run in C or in Python, they do the same."""
 import copy
 import gc
+import re
+import shutil
+import subprocess
 import sys
 import threading
 import traceback
@@ -48,6 +51,23 @@ def test_calls_are_answered_in_c_where_it_is_there(way):
     jfn.cache_clear()
     assert jfn.cache_info() == tracejit.CacheInfo(0, 0, 0, 0) and in_c(jfn) == 0
     assert torch.equal(jfn(x, y), three_ops(x, y)) and jfn.cache_info().misses == 1
+
+
+def leaves_registers_wide(library):
+    """Functions of a shared object that use whole vector registers and never clear their upper halves."""
+    disassembly = subprocess.run(["objdump", "-d", "--no-show-raw-insn", library], capture_output=True, text=True, check=True).stdout
+    functions = re.split(r"\n\n", disassembly)
+    return [f.split("\n")[0] for f in functions if re.search(r"%[yz]mm", f) and "vzeroupper" not in f]
+
+
+@pytest.mark.compiler
+@pytest.mark.skipif(not shutil.which("objdump"), reason="needs objdump")
+def test_code_of_others_is_not_slowed_by_registers_that_ours_left_wide(tmp_path):
+    jfn = jitted(three_ops, executor_options={"cpu": {"kernel_cache": str(tmp_path)}})
+    jfn(torch.randn(5000), torch.randn(5000))
+    (kernel,) = tmp_path.glob("*.so")
+    assert not leaves_registers_wide(kernel)
+    assert not leaves_registers_wide(call_core.core().library._name)
 
 
 def test_a_layout_that_is_not_found_leaves_calls_in_python(monkeypatch):

@@ -25,7 +25,7 @@ from .call_layout import CODES, Layout, find_layout, probes
 from .call_state import Check, Source, State, state_of
 from .entry import Entry, trimmed
 
-_LINK = ("-O1", "-Wl,--no-as-needed", f"-L{LIBRARIES}", "-l:libc10.so")
+_LINK = ("-O1", "-fno-tree-vectorize", "-Wl,--no-as-needed", f"-L{LIBRARIES}", "-l:libc10.so")
 _MISSED = sys.intern("_missed")
 _lock = threading.Lock()
 
