@@ -199,81 +199,23 @@ EW float tj_sigmoid_f(float x) { float e = tj_exp_low_f(-__builtin_fabsf(x)); re
 
 EW double tj_sigmoid_d(double x) { double e = __builtin_exp(-__builtin_fabs(x)); return (x < 0 ? e : 1.) / (1. + e); }
 
-static const double tj_turns0[] = {
-  0x1.836e4e0000000p+0, 0x1.836e4e0000000p+1, 0x1.06dc9c8000000p+1, 0x1.b727200000000p-4, 0x1.b727200000000p-3,
-  0x1.b727200000000p-2, 0x1.b727220000000p-1, 0x1.b727220000000p+0, 0x1.b727220000000p+1, 0x1.6e4e440000000p+1,
-  0x1.b939100000000p+0, 0x1.b939100000000p+1, 0x1.7272208000000p+1, 0x1.c9c8820000000p+0, 0x1.c9c8828000000p+1,
-  0x1.9391050000000p+1, 0x1.27220a8000000p+1, 0x1.3910540000000p-1, 0x1.3910540000000p+0, 0x1.3910548000000p+1,
-  0x1.c882a40000000p-1, 0x1.c882a50000000p+0, 0x1.c882a50000000p+1, 0x1.91054a0000000p+1, 0x1.220a948000000p+1,
-  0x1.1054a60000000p-1, 0x1.1054a70000000p+0, 0x1.1054a78000000p+1, 0x1.054a7c0000000p-2, 0x1.054a7e0000000p-1,
-  0x1.054a7f0000000p+0, 0x1.054a7f0000000p+1, 0x1.529fc00000000p-4, 0x1.529fc00000000p-3, 0x1.529fc00000000p-2,
-  0x1.529fc20000000p-1, 0x1.529fc20000000p+0, 0x1.529fc20000000p+1, 0x1.4a7f090000000p+0, 0x1.4a7f098000000p+1,
-  0x1.29fc270000000p+0, 0x1.29fc270000000p+1, 0x1.4fe13a0000000p-1, 0x1.4fe13a0000000p+0, 0x1.4fe13a8000000p+1,
-  0x1.3f84ea0000000p+0, 0x1.3f84ea8000000p+1, 0x1.fc27560000000p-1, 0x1.fc27570000000p+0, 0x1.fc27578000000p+1,
-  0x1.f84eaf8000000p+1, 0x1.f09d5f0000000p+1, 0x1.e13abe8000000p+1, 0x1.c2757d0000000p+1, 0x1.84eafa0000000p+1,
-  0x1.09d5f40000000p+1, 0x1.3abe880000000p-3, 0x1.3abe8c0000000p-2, 0x1.3abe8e0000000p-1, 0x1.3abe8f0000000p+0,
-  0x1.3abe8f8000000p+1, 0x1.d5f47c0000000p-1, 0x1.d5f47d0000000p+0, 0x1.d5f47d0000000p+1, 0x1.abe8fa8000000p+1,
-  0x1.57d1f50000000p+1, 0x1.5f47d40000000p+0, 0x1.5f47d48000000p+1, 0x1.7d1f530000000p+0, 0x1.7d1f530000000p+1,
-  0x1.f47d4d0000000p+0, 0x1.f47d4d0000000p+1, 0x1.e8fa9a0000000p+1, 0x1.d1f5348000000p+1, 0x1.a3ea698000000p+1,
-  0x1.47d4d30000000p+1, 0x1.1f534d0000000p+0, 0x1.1f534d8000000p+1, 0x1.f534dc0000000p-2, 0x1.f534dc0000000p-1,
-  0x1.f534dd0000000p+0, 0x1.f534dd8000000p+1, 0x1.ea69bb8000000p+1, 0x1.d4d3770000000p+1, 0x1.a9a6ee0000000p+1,
-  0x1.534ddc0000000p+1, 0x1.4d37700000000p+0, 0x1.4d37700000000p+1, 0x1.34ddc00000000p+0, 0.
-};
-static const double tj_turns1[] = {
-  0x1.1054a70000000p-26, 0x1.1054a78000000p-25, 0x1.054a7c0000000p-28, 0x1.054a7e0000000p-27, 0x1.054a7f0000000p-26,
-  0x1.054a7f0000000p-25, 0x1.529fc00000000p-30, 0x1.529fc00000000p-29, 0x1.529fc00000000p-28, 0x1.529fc20000000p-27,
-  0x1.529fc20000000p-26, 0x1.529fc20000000p-25, 0x1.4a7f090000000p-26, 0x1.4a7f098000000p-25, 0x1.29fc270000000p-26,
-  0x1.29fc270000000p-25, 0x1.4fe13a0000000p-27, 0x1.4fe13a0000000p-26, 0x1.4fe13a8000000p-25, 0x1.3f84ea0000000p-26,
-  0x1.3f84ea8000000p-25, 0x1.fc27560000000p-27, 0x1.fc27570000000p-26, 0x1.fc27578000000p-25, 0x1.f84eaf8000000p-25,
-  0x1.f09d5f0000000p-25, 0x1.e13abe8000000p-25, 0x1.c2757d0000000p-25, 0x1.84eafa0000000p-25, 0x1.09d5f40000000p-25,
-  0x1.3abe880000000p-29, 0x1.3abe8c0000000p-28, 0x1.3abe8e0000000p-27, 0x1.3abe8f0000000p-26, 0x1.3abe8f8000000p-25,
-  0x1.d5f47c0000000p-27, 0x1.d5f47d0000000p-26, 0x1.d5f47d0000000p-25, 0x1.abe8fa8000000p-25, 0x1.57d1f50000000p-25,
-  0x1.5f47d40000000p-26, 0x1.5f47d48000000p-25, 0x1.7d1f530000000p-26, 0x1.7d1f530000000p-25, 0x1.f47d4d0000000p-26,
-  0x1.f47d4d0000000p-25, 0x1.e8fa9a0000000p-25, 0x1.d1f5348000000p-25, 0x1.a3ea698000000p-25, 0x1.47d4d30000000p-25,
-  0x1.1f534d0000000p-26, 0x1.1f534d8000000p-25, 0x1.f534dc0000000p-28, 0x1.f534dc0000000p-27, 0x1.f534dd0000000p-26,
-  0x1.f534dd8000000p-25, 0x1.ea69bb8000000p-25, 0x1.d4d3770000000p-25, 0x1.a9a6ee0000000p-25, 0x1.534ddc0000000p-25,
-  0x1.4d37700000000p-26, 0x1.4d37700000000p-25, 0x1.34ddc00000000p-26, 0x1.34ddc08000000p-25, 0x1.a6ee060000000p-27,
-  0x1.a6ee060000000p-26, 0x1.a6ee068000000p-25, 0x1.4ddc0d8000000p-25, 0x1.3770360000000p-26, 0x1.3770368000000p-25,
-  0x1.bb81b60000000p-27, 0x1.bb81b60000000p-26, 0x1.bb81b68000000p-25, 0x1.77036d8000000p-25, 0x1.dc0db60000000p-26,
-  0x1.dc0db60000000p-25, 0x1.b81b6c0000000p-25, 0x1.7036d88000000p-25, 0x1.c0db620000000p-26, 0x1.c0db628000000p-25,
-  0x1.81b6c50000000p-25, 0x1.036d8a0000000p-25, 0x1.b6c5200000000p-31, 0x1.b6c5200000000p-30, 0x1.b6c5280000000p-29,
-  0x1.b6c5280000000p-28, 0x1.b6c52a0000000p-27, 0x1.b6c52b0000000p-26, 0x1.b6c52b0000000p-25, 0.
-};
-static const double tj_turns2[] = {
-  0x1.e13abe8fa9a6fp-51, 0x1.c2757d1f534dep-51, 0x1.84eafa3ea69bcp-51, 0x1.09d5f47d4d377p-51, 0x1.3abe8fa9a6ee0p-55,
-  0x1.3abe8fa9a6ee0p-54, 0x1.3abe8fa9a6ee0p-53, 0x1.3abe8fa9a6ee0p-52, 0x1.3abe8fa9a6ee0p-51, 0x1.d5f47d4d37703p-53,
-  0x1.d5f47d4d37703p-52, 0x1.d5f47d4d37703p-51, 0x1.abe8fa9a6ee07p-51, 0x1.57d1f534ddc0ep-51, 0x1.5f47d4d377037p-52,
-  0x1.5f47d4d377037p-51, 0x1.7d1f534ddc0dbp-52, 0x1.7d1f534ddc0dbp-51, 0x1.f47d4d377036ep-52, 0x1.f47d4d377036ep-51,
-  0x1.e8fa9a6ee06dbp-51, 0x1.d1f534ddc0db6p-51, 0x1.a3ea69bb81b6cp-51, 0x1.47d4d377036d9p-51, 0x1.1f534ddc0db63p-52,
-  0x1.1f534ddc0db63p-51, 0x1.f534ddc0db629p-54, 0x1.f534ddc0db629p-53, 0x1.f534ddc0db629p-52, 0x1.f534ddc0db629p-51,
-  0x1.ea69bb81b6c53p-51, 0x1.d4d377036d8a5p-51, 0x1.a9a6ee06db14bp-51, 0x1.534ddc0db6296p-51, 0x1.4d377036d8a56p-52,
-  0x1.4d377036d8a56p-51, 0x1.34ddc0db6295ap-52, 0x1.34ddc0db6295ap-51, 0x1.a6ee06db14acdp-53, 0x1.a6ee06db14acdp-52,
-  0x1.a6ee06db14acdp-51, 0x1.4ddc0db629599p-51, 0x1.377036d8a5665p-52, 0x1.377036d8a5665p-51, 0x1.bb81b6c52b328p-53,
-  0x1.bb81b6c52b328p-52, 0x1.bb81b6c52b328p-51, 0x1.77036d8a5664fp-51, 0x1.dc0db6295993cp-52, 0x1.dc0db6295993cp-51,
-  0x1.b81b6c52b3279p-51, 0x1.7036d8a5664f1p-51, 0x1.c0db6295993c4p-52, 0x1.c0db6295993c4p-51, 0x1.81b6c52b32788p-51,
-  0x1.036d8a5664f11p-51, 0x1.b6c52b3278872p-57, 0x1.b6c52b3278872p-56, 0x1.b6c52b3278872p-55, 0x1.b6c52b3278872p-54,
-  0x1.b6c52b3278872p-53, 0x1.b6c52b3278872p-52, 0x1.b6c52b3278872p-51, 0x1.6d8a5664f10e4p-51, 0x1.b6295993c4390p-52,
-  0x1.b6295993c4390p-51, 0x1.6c52b32788721p-51, 0x1.b14acc9e21c82p-52, 0x1.b14acc9e21c82p-51, 0x1.6295993c43904p-51,
-  0x1.8a5664f10e410p-52, 0x1.8a5664f10e410p-51, 0x1.14acc9e21c821p-51, 0x1.4acc9e21c8210p-54, 0x1.4acc9e21c8210p-53,
-  0x1.4acc9e21c8210p-52, 0x1.4acc9e21c8210p-51, 0x1.2b32788720840p-52, 0x1.2b32788720840p-51, 0x1.5993c439041fep-53,
-  0x1.5993c439041fep-52, 0x1.5993c439041fep-51, 0x1.664f10e4107f9p-52, 0x1.664f10e4107f9p-51, 0x1.993c439041fe5p-52,
-  0x1.993c439041fe5p-51, 0x1.3278872083fcap-51, 0x1.93c439041fe51p-53, 0x1.93c439041fe51p-52, 0.
-}; /* tj_turns0( tj_turns1( tj_turns2( */
-
 typedef struct { double r; i64 q; } angle_t;
+#define TJ_WORD(a, b, c, d) (i & 2 ? (i & 1 ? (d) : (c)) : (i & 1 ? (b) : (a)))    /* a table's loads would be gathered one by one */
 EW angle_t tj_reduce(float x) {                        /* x less whole quarter turns, in [-pi/4, pi/4] */
   double d = x, k = __builtin_rint(d * 0x1.45f306dc9c883p-1);
   double r = __builtin_fma(k, -0x1.921fb54442d18p+0, d); r = __builtin_fma(k, -0x1.1a62633145c07p-54, r);
-  u32 u = tj_bits_of(x); int e = (int)((u >> 23) & 255) - 150; int big = e >= 16; i64 at = (e - 16) & ~((e - 16) >> 31);
-  double m = (double)((u & 0x7fffff) | 0x800000), a = m * tj_turns0[at], b = m * tj_turns1[at], c = m * tj_turns2[at];
-  a -= 4. * __builtin_rint(a * 0.25);
-  double q = __builtin_rint(a + b), t = ((a - q) + b) + c;
-  double far = t * 0x1.921fb54442d18p+0;
+  u32 u = tj_bits_of(x), m = (u & 0x7fffff) | 0x800000; int e = (int)((u >> 23) & 255) - 150;
+  /* Beyond 2^39: x is m * 2^e; a window of 96 bits of 2/pi, of which the first weighs two quarter turns for m's last bit */
+  u32 j = (u32)(e - 2), i = (j >> 5) & 3, n = j & 31;
+  u32 a = TJ_WORD(0xa2f9836eu, 0x4e441529u, 0xfc2757d1u, 0xf534ddc0u), b = TJ_WORD(0x4e441529u, 0xfc2757d1u, 0xf534ddc0u, 0xdb629599u);
+  u32 c = TJ_WORD(0xfc2757d1u, 0xf534ddc0u, 0xdb629599u, 0x3c439041u), f = TJ_WORD(0xf534ddc0u, 0xdb629599u, 0x3c439041u, 0xfe5163abu);
+  a = a << n | b >> 1 >> (31 - n); b = b << n | c >> 1 >> (31 - n); c = c << n | f >> 1 >> (31 - n);
+  u64 turns = ((u64)(m * a) << 32) + (u64)m * b + ((u64)m * c >> 32);      /* in quarters, times 2^62 */
+  i64 q = (i64)((turns + (1ull << 61)) >> 62), rest = (i64)(turns - ((u64)q << 62));
+  double far = (double)rest * 0x1.921fb54442d18p-62;
   far = (u >> 31) ? -far : far; q = (u >> 31) ? -q : q;
-  u64 mask = -(u64)big;                                              /* not a choice: the table's loads would become conditional */
-  r = tj_double_of((tj_bits_of_double(far) & mask) | (tj_bits_of_double(r) & ~mask));
-  i64 n = (i64)q & mask, near = (i64)(k != k ? 0. : k);
-  angle_t out = {e >= 105 ? __builtin_nan("") : r, (n | (near & ~mask)) & 3};
+  i64 near = (i64)(k != k ? 0. : k);
+  angle_t out = {e >= 105 ? __builtin_nan("") : e >= 16 ? far : r, (e >= 16 ? q : near) & 3};
   return out;
 }
 
