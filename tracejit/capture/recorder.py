@@ -25,7 +25,7 @@ from ..torch_private import fake_of, is_composite, unseen_by_function_modes
 from .fakes import NEEDS_DATA, Fakes, is_fake, real_tensors
 from .known_calls import UNKNOWN, KnownCalls, each_kind_once, on_stand_ins
 from .numbers import NEEDS_VALUE, NumberNode, number_of, refuse_unless_elementwise
-from .scratch import layout_is_uncertain, raise_if_eager_refuses, raise_if_no_kernel, raise_if_no_view, run_on_scratch
+from .scratch import layout_is_uncertain, raise_if_eager_refuses, raise_if_no_kernel, raise_if_no_view, real_strides, run_on_scratch
 
 aten = torch.ops.aten
 _LIFTS = (aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default)
@@ -204,7 +204,7 @@ class Recorder(TorchDispatchMode):
             if not sym.moves_metadata:
                 raise_if_no_kernel(sym, before, spec)
             if not written and layout_is_uncertain(sym, [p for p in before if isinstance(p, TensorProxy) and not p.number]):
-                self._take_real_strides(func, before, spec, out)
+                self._take_real_strides(sym, before, spec, out)
         except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):
             self.half_done = self.half_done or len(written) > 1 and sym.name    # it may have written some by then
             raise
@@ -227,17 +227,17 @@ class Recorder(TorchDispatchMode):
                 raise UnsupportedError(f"fake tensors cannot run {func}: {error}", where=str(self.source())) from error
             return out
 
-    def _take_real_strides(self, func: Any, before: list, spec: Any, out: Any) -> None:
+    def _take_real_strides(self, sym: Symbol, before: list, spec: Any, out: Any) -> None:
         """Fakes do not reproduce all strides that kernels choose: take them from a real run, on scratch memory."""
         made = [o for o in tree_leaves(out) if isinstance(o, torch.Tensor)]
         if made and not any(map(self.knows, made)) and not any(isinstance(a, torch.Generator) for a in before):
             try:
-                result = run_on_scratch(func, before, spec)[1]
+                layouts = real_strides(sym, before, spec)
             except (RuntimeError, ValueError, IndexError):     # it dislikes zeros, not what it was given
                 return
-            for o, r in zip(made, [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]):
-                if o.shape == r.shape and o.stride() != r.stride():
-                    o.as_strided_(r.shape, r.stride(), o.storage_offset())
+            for o, (shape, stride) in zip(made, layouts):
+                if o.shape == shape and o.stride() != stride:
+                    o.as_strided_(shape, stride, o.storage_offset())
 
     def _fake_like(self, out: torch.Tensor, scratch: list, fakes: list) -> torch.Tensor:
         """The fake for a result of a real run: the argument that it is, or a new one."""

@@ -5,10 +5,11 @@ do not know all strides that kernels choose. Zeros of the same layout tell, and 
 """
 from __future__ import annotations
 
-from typing import Any, Hashable
+from dataclasses import replace
+from typing import Any, Hashable, Optional
 
 import torch
-from torch.utils._pytree import tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from ..ir import prims
 from ..ir.proxy import TensorProxy, contiguous_stride, is_racy, layout_is_ambiguous, some_number
@@ -65,6 +66,45 @@ def run_on_scratch(func: Any, before: list, spec: Any, tiny: bool = False) -> tu
             return flat, func(*args, **kwargs)
         finally:
             torch.set_rng_state(generator)
+
+
+def real_strides(sym: Symbol, before: list, spec: Any) -> list[tuple[tuple, tuple]]:
+    """(shape, strides) of each tensor that the real kernel makes, on scratch memory."""
+    if not sym.pointwise or any(0 in p.shape for p in _tensors(before)):
+        return _layouts(run_on_scratch(sym.fn, before, spec)[1])
+    sizes = {n for p in _tensors(before) for n in p.shape}
+    small = {n: k for k, n in enumerate(sorted(sizes | {1}), 1)}        # 1, 2, 3 ... compare as the sizes do
+    shrunk = [_shrunk(p, small, k) if isinstance(p, TensorProxy) and not p.number else p for k, p in enumerate(before)]
+    large = {m: n for n, m in small.items()}
+    found = [_strides_in_order(shape, stride, tuple(large[n] for n in shape))
+             for shape, stride in _layouts(run_on_scratch(sym.fn, shrunk, spec)[1])]
+    return _layouts(run_on_scratch(sym.fn, before, spec)[1]) if None in found else found
+
+
+def _tensors(flat: list) -> list[TensorProxy]:
+    return [p for p in flat if isinstance(p, TensorProxy) and not p.number]
+
+
+def _layouts(made: Any) -> list[tuple[tuple, tuple]]:
+    return [(tuple(t.shape), t.stride()) for t in tree_leaves(made) if isinstance(t, torch.Tensor)]
+
+
+def _shrunk(p: TensorProxy, small: dict[int, int], storage: int) -> TensorProxy:
+    """A tensor of fewer elements whose sizes and strides compare as those of `p`, dense if `p` is."""
+    shape = tuple(small[n] for n in p.shape)
+    dense = _strides_in_order(p.shape, p.stride, shape)
+    return replace(p, shape=shape, stride=p.stride if dense is None else dense[1], offset=0, storage=storage)
+
+
+def _strides_in_order(shape: tuple, stride: tuple, wanted: tuple) -> Optional[tuple[tuple, tuple]]:
+    """`wanted`, and strides for it in the order of a dense tensor's dims; None when the tensor is not dense."""
+    found, step, wanted_step = [0] * len(shape), 1, 1
+    for d in sorted(range(len(shape)), key=lambda d: (stride[d], shape[d])):
+        if stride[d] != step:
+            return None
+        found[d] = wanted_step
+        step, wanted_step = step * shape[d], wanted_step * wanted[d]
+    return wanted, tuple(found)
 
 
 _taken: set[Hashable] = set()        # signatures that the real kernels are known to take
