@@ -85,3 +85,9 @@ def test_views_and_bases_share_a_storage_whichever_comes_first():
     for view_first in (False, True):
         for detached in (False, True):
             run_both(f if view_first else lambda a, b: f(a, b), lambda: make(view_first, detached))
+
+
+def test_what_a_batch_norm_saves_in_evaluation_is_as_on_the_cpu():
+    norm = torch.nn.BatchNorm2d(4).eval().requires_grad_(False)
+    run_both(lambda x: norm(x) * 1, lambda: (torch.ones(2, 4, 3, 3),))
+    assert torch.allclose(tracejit.jit(norm, executors=["cpu"], fallback="error")(torch.ones(2, 4, 3, 3)), norm(torch.ones(2, 4, 3, 3)))

@@ -61,3 +61,38 @@ def test_inference_tensors_have_no_version_and_are_written_all_the_same():
         for _ in range(3):
             compiled(x)
         assert x[0] == 14
+
+
+@pytest.mark.parametrize("executors", [["cpu"], []], ids=["fused", "torch"])
+def test_versions_of_running_statistics_are_eagers(executors):
+    """Its batch norm does not raise them, its instance norm does; a write beside it counts."""
+    def programs(x, mean, var):
+        return torch.nn.functional.batch_norm(x, mean, var, training=True)
+
+    def with_a_write(x, mean, var):
+        mean.mul_(2)
+        return torch.nn.functional.batch_norm(x, mean, var, training=True)
+
+    def small(x, mean, var):
+        return torch.nn.functional.batch_norm(x[:, :1], mean[:1], var[:1], training=True).sum()
+
+    for f in (programs, with_a_write, small, lambda x, mean, var: torch.nn.functional.instance_norm(x, mean, var)):
+        compiled, versions, values = tracejit.jit(f, executors=executors, fallback="error"), [], []
+        for call in (f, compiled):
+            x, mean, var = torch.arange(72.0).reshape(2, 4, 3, 3), torch.zeros(4), torch.ones(4)
+            for _ in range(2):
+                call(x, mean, var)
+            versions.append([t._version for t in (x, mean, var)])
+            values.append(torch.stack([mean, var]))
+        assert versions[0] == versions[1]
+        torch.testing.assert_close(*values)
+
+
+def test_a_batch_norm_that_stands_first_trains():
+    x, eager = torch.randn(2, 4, 3, 3), torch.nn.BatchNorm2d(4)
+    compiled = tracejit.jit(torch.nn.BatchNorm2d(4), executors=["cpu"], fallback="error")
+    for module in (eager, compiled):
+        module(x).square().mean().backward()
+    assert eager.weight.grad is not None and compiled.weight.grad is not None
+    torch.testing.assert_close(compiled.weight.grad, eager.weight.grad, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(compiled.bias.grad, eager.bias.grad, atol=1e-6, rtol=1e-4)

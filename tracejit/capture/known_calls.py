@@ -13,7 +13,7 @@ from ..torch_private import FakeTensorMode, has_fake_rule, new_fake
 from .fakes import real_tensors
 
 UNKNOWN = object()
-_UNTOLD = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded})
+_TELLING = frozenset({torch.Tag.pointwise, torch.Tag.reduction})
 
 
 class KnownCalls:
@@ -67,8 +67,9 @@ def on_stand_ins(sym: Symbol, args: tuple, kwargs: dict, mode: FakeTensorMode) -
     """
     overload, flat = sym.overload, flat_leaves((*args, *kwargs.values()))
     tensors = [a for a in flat if isinstance(a, torch.Tensor)]
-    if not tensors or any(isinstance(a, torch.device) for a in flat) or not (sym.returns_self or _only_makes(overload)) or any(
-            t.device.type != "cpu" or t.is_conj() or t.is_neg() or t.constant is not None for t in tensors):
+    if not tensors or not _is_told(sym) or any(isinstance(a, torch.device) for a in flat):
+        return UNKNOWN
+    if any(t.device.type != "cpu" or t.is_conj() or t.is_neg() or t.constant is not None for t in tensors):
         return UNKNOWN
     with real_tensors():
         stands = [torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device="meta") if isinstance(a, torch.Tensor) else a
@@ -87,10 +88,12 @@ def on_stand_ins(sym: Symbol, args: tuple, kwargs: dict, mode: FakeTensorMode) -
 
 
 @lru_cache(None)
-def _only_makes(overload: Any) -> bool:
-    """Does it write and view nothing, draw no random numbers, and have results that metadata tell?"""
-    told = not has_fake_rule(overload) and not set(overload.tags) & _UNTOLD and overload.namespace == "aten"
-    return told and not any(a.alias_info is not None for a in (*overload._schema.arguments, *overload._schema.returns))
+def _is_told(sym: Symbol) -> bool:
+    """A pointwise operation or a reduction, whose results do not depend on the device; it views nothing, and writes no more
+    than its first argument."""
+    told = set(sym.overload.tags) & _TELLING and not has_fake_rule(sym.overload)
+    schema = sym.overload._schema
+    return bool(told) and (sym.returns_self or not any(a.alias_info is not None for a in (*schema.arguments, *schema.returns)))
 
 
 def each_kind_once(func: Callable, args: tuple, kwargs: dict, proxy: Callable) -> Any:

@@ -85,7 +85,7 @@ class _Layout:
             number.setdefault(p.storage, n)
         self.number = {**number, **{p.storage: len(self.args) + n for n, p in enumerate(self.made)}}
         self.buffers = [(self.number[b.storage], self._start(b.storage)) for b in source.buffers]
-        self.written = [self.number[s] for s in dict.fromkeys(w.storage for w in region.written)]
+        self.told = [self.number[s] for s in dict.fromkeys(w.storage for w in region.told)]
         work = sum(k.bytes_read + k.bytes_written + k.operations for k in source.kernels)
         self.unlocked = work > UNLOCKED
 
@@ -135,13 +135,13 @@ def _launch_in_c(layout: _Layout, library: ctypes.CDLL) -> Optional[Callable[...
     arguments = [_objects(args) for _, args in layout.makers]
     parts = {
         "buffer": _longs([n for n, _ in layout.buffers]), "offset": _longs([start for _, start in layout.buffers]),
-        "result": _longs([layout.number[o.storage] for o in layout.outputs]), "written": _longs(layout.written), "makers": _objects([f for f, _ in layout.makers]),
+        "result": _longs([layout.number[o.storage] for o in layout.outputs]), "written": _longs(layout.told), "makers": _objects([f for f, _ in layout.makers]),
         "maker_arguments": (ctypes.c_void_p * max(len(arguments), 1))(*map(ctypes.addressof, arguments)),
         "maker_counts": _longs([len(args) for _, args in layout.makers]),
     }
     threads = id(torch.get_num_threads) if layout.source.threads > 1 else None
     descriptor = _Descriptor(entry, tensor_data_function, threads, id(_fail), id(increment_version), len(layout.args), len(layout.made),
-                             len(layout.buffers), len(layout.outputs), layout.unlocked, len(layout.written), **{n: ctypes.addressof(p) for n, p in parts.items()})
+                             len(layout.buffers), len(layout.outputs), layout.unlocked, len(layout.told), **{n: ctypes.addressof(p) for n, p in parts.items()})
     owned = (ctypes.addressof(descriptor), descriptor, parts, arguments, layout.makers, library)
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.argtypes, make.restype = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p], ctypes.py_object
@@ -173,8 +173,8 @@ def _launch_in_python(layout: _Layout, library: ctypes.CDLL) -> Callable[..., li
     if pointers:
         lines.append(f"    bad = entry(threads(), Table({pointers}))")
         lines += ["    if bad:", "        fail(bad)"]
-    if layout.written:
-        lines.append(f"    changed(({', '.join(f'x{n}' for n in layout.written)},))")
+    if layout.told:
+        lines.append(f"    changed(({', '.join(f'x{n}' for n in layout.told)},))")
     lines.append(f"    return [{', '.join(_result(o, layout) for o in layout.outputs)}]")
     exec(compile("\n".join(lines), "<launch>", "exec"), scope)
     return scope["launch"]

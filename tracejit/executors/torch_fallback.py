@@ -29,7 +29,7 @@ class TorchFallback(Executor):
 
     def execute(self, bsym: BoundSymbol) -> BoundSymbol:
         overload = bsym.sym.overload
-        if overload is None or overload.namespace != "aten" or is_composite(overload):
+        if overload is None or overload.namespace != "aten" or is_composite(overload) or bsym.sym.untold:
             return replace(bsym, executor=self.name)
         cheaper = public_function(overload, *_signature(bsym))
         if cheaper is None:

@@ -64,6 +64,12 @@ def on_copy(op: Callable, written: tuple[int, ...], fresh: tuple[int, ...], *arg
     return [out[k] for k in fresh] + [flat[i] for i in written]
 
 
+def copy_untold(t: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """`t.copy_(value)`, of which autograd is not told."""
+    t.data.copy_(value)
+    return t
+
+
 def grow_storage(t: torch.Tensor, nbytes: int) -> None:
     """Make t's storage at least `nbytes` long, keeping its contents."""
     if t.untyped_storage().nbytes() < nbytes:

@@ -64,6 +64,7 @@ class Symbol:
     writes_to: tuple[int, ...] = ()
     random: bool = False
     opaque: bool = False
+    untold: bool = False                 # autograd is not told of its writes
     numbers: bool = False                # takes and makes Python floats, held as tensors of no dims in float64
 
     @cached_property
@@ -102,16 +103,19 @@ class Symbol:
         return self.overload is not None and any(
             a.alias_info is not None and a.alias_info.is_write and str(a.type).startswith("List") for a in self.overload._schema.arguments)
 
-    def written(self, args: tuple, kwargs: dict) -> tuple[int, ...]:
+    def written(self, args: tuple, kwargs: dict, told: bool = False) -> tuple[int, ...]:
         """Positions, in `tree_leaves((args, kwargs))`, of the tensors that a call writes.
 
-        By position, never by object: `x.add_(x)` writes one of two.
+        By position, never by object: `x.add_(x)` writes one of two. told: without those that autograd is not told of, as
+        eager does not tell it of what a schema does not mark.
         """
+        if told and self.untold:
+            return ()
         if self.overload is None:
             positions, names = frozenset(self.writes_to), frozenset()
         else:
             positions, names = _schema_writes(self.overload)
-            lie = SCHEMAS_THAT_LIE.get(self.overload)
+            lie = SCHEMAS_THAT_LIE.get(self.overload) if not told else None
             positions |= frozenset(lie(args)) if lie else frozenset()
         if not positions and not names:
             return ()

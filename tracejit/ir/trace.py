@@ -92,6 +92,13 @@ class BoundSymbol:
         flat = self.flat_args
         return [flat[i] for i in self.sym.written(self.args, self.kwargs) if isinstance(flat[i], TensorProxy)]
 
+    @property
+    def told(self) -> list[TensorProxy]:
+        """Of these, those that autograd is told of: their versions go up."""
+        if self.is_region:
+            return [w for sub in self.subsymbols for w in sub.told]
+        return [self.flat_args[i] for i in self.sym.written(self.args, self.kwargs, told=True) if isinstance(self.flat_args[i], TensorProxy)]
+
     @cached_property
     def has_effect(self) -> bool:
         """Writes memory, advances a generator, may raise on values, or may do anything."""
@@ -152,6 +159,11 @@ class Trace:
     def written_storages(self) -> frozenset[int]:
         """Storages that some call writes: the only ones whose accesses have an order."""
         return frozenset(w.storage for b in self.bound_symbols for w in b.written)
+
+    @cached_property
+    def told_storages(self) -> frozenset[int]:
+        """Of these, those of whose writes autograd is told."""
+        return frozenset(w.storage for b in self.bound_symbols for w in b.told)
 
     def count(self, name: str) -> int:
         """How many calls of an op, such as "copy_", there are, inside fusion regions too."""

@@ -19,7 +19,7 @@ from ..errors import TraceError
 from ..ir import prims
 from ..ir.printer import bound_symbol_text
 from ..ir.proxy import TensorConstant, TensorProxy, proxy_of
-from ..ir.symbol import Symbol, aten_symbol
+from ..ir.symbol import SCHEMAS_THAT_LIE, Symbol, aten_symbol
 from ..ir.trace import BoundSymbol, Trace
 from ..ir.trees import flat_leaves, map_leaves
 from .dce import dce
@@ -117,6 +117,7 @@ class Recording:
 
     def bind(self, sym: Symbol, args: tuple, kwargs: dict, output: Any) -> None:
         o = self.origin
+        sym = replace(sym, untold=True) if o.sym.overload in SCHEMAS_THAT_LIE and sym.written(args, kwargs) else sym
         self.calls.append(BoundSymbol(sym, args, kwargs, output, o.source, modes=o.modes, comment=o.comment))
 
     def record(self, sym: Symbol, args: tuple, kwargs: dict, out: Any) -> Any:
@@ -188,7 +189,7 @@ def _renamed(b: BoundSymbol, recording: Recording, results: list) -> list[BoundS
     final: dict[TensorProxy, TensorProxy] = {}
     copies: list[tuple[TensorProxy, TensorProxy]] = []
     for o, r in zip(b.flat_outputs, results):
-        if not isinstance(o, TensorProxy) or o in b.tensor_args:
+        if not isinstance(o, TensorProxy) or o in b.tensor_args or r is None:          # None: of what a mask leaves out
             continue
         p = recording.proxy(r) if isinstance(r, torch.Tensor) else None
         if p is None or p.shape != o.shape:

@@ -32,6 +32,8 @@ MOST_PENDING = 16            # keeps reads and writes of a store O(1), so the wa
 COPY_, CLONE, CAST, EXPAND, DETACH = (aten_symbol(op) for op in (
     aten.copy_.default, aten.clone.default, aten._to_copy.default, aten.expand.default, aten.detach.default))
 
+UNTOLD_COPY_ = replace(COPY_, fn=prims.copy_untold, untold=True)
+
 
 @dataclass(frozen=True, eq=False)
 class Write:
@@ -133,7 +135,8 @@ class _Functionalizer:
             self.builder.origin = written.origin               # the line that wrote, not the one that reads
             if s.visible:
                 target = self.at_rest(written.view)
-                self.builder.bind(COPY_, (target, written.value), {}, target)
+                told = written.origin is None or not written.origin.sym.untold
+                self.builder.bind(COPY_ if told else UNTOLD_COPY_, (target, written.value), {}, target)
             else:
                 s.base = self.views.scatter(s.base, s.root, written.view, written.value)
         self.builder.origin = reader
