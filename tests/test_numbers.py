@@ -178,6 +178,18 @@ def test_arithmetic_raises_where_python_has_no_float(compute, wrong, error, exec
         jfn(torch.tensor(wrong), torch.ones(2))
 
 
+def test_powers_are_the_c_librarys():
+    def program(s):
+        v = s.item()
+        return v ** 2, v ** -1, v ** 0.5
+
+    jfn = tracejit.jit(program, fallback="error", executors=["cpu"])
+    s = torch.zeros((), dtype=torch.float64)
+    for value in torch.rand(4000, dtype=torch.float64, generator=torch.Generator().manual_seed(0)):
+        s.copy_(value)
+        assert jfn(s) == program(s)
+
+
 def test_a_number_prints_as_the_float_that_it_is():
     jfn = tracejit.jit(lambda s, x: (x * s.item(), s.item() + 1), fallback="error", executors=["torch"])
     jfn(torch.tensor(2.0), torch.ones(2))

@@ -23,7 +23,7 @@ def _truediv(x: Expressions, a: list[Expr], call: Call) -> Expr:
 
 def _pow(x: Expressions, a: list[Expr], call: Call) -> Expr:
     """C's function, as Python calls it: what is not finite though the operands are is an error, or no float."""
-    made = computed("pow", x, *a)
+    made = computed("number_pow", x, *a)
     finite = [x.node("isfinite", (e,), torch.bool) for e in (made, *a)]
     wrong = x.both(x.node("not", (finite[0],), torch.bool), x.both(finite[1], finite[2]))
     return _checked(x, made, wrong, "power")

@@ -48,6 +48,9 @@ EW i64 tj_checked(i64 i, i64 n, int wraps, int error, int valid, int *err) {
   return bad ? 0 : i;
 }
 
+/* Python's `**`: never x * x for an exponent of 2, which rounds otherwise. */
+EW double tj_number_pow(double x, double exponent) { volatile double y = exponent; return __builtin_pow(x, y); }
+
 #define NONZERO(t, s) EW t tj_nonzero_##s(t d, int valid, int *err) { if (d == 0) { if (valid) *err = 3; return 1; } return d; }
 NONZERO(i64, l) NONZERO(int, i) NONZERO(short, h) NONZERO(signed char, b) NONZERO(u8, u) /* tj_nonzero_l( tj_nonzero_i( tj_nonzero_h( tj_nonzero_b( tj_nonzero_u( */
 

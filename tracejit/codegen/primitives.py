@@ -21,6 +21,7 @@ PRIMITIVES = {
     "clamp_max": "({0} != {0} ? {0} : {1} != {1} ? {1} : {0} > {1} ? {1} : {0})",
     "clamp_min_number": "({0} < {1} ? {1} : {0})", "clamp_max_number": "({0} > {1} ? {1} : {0})",
     "select": "({0} ? {1} : {2})", "lerp": "tj_lerp_{s}({0}, {1}, {2})",
+    "number_pow": "tj_number_pow({0}, {1})",
     "and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}", "not": "!{0}", "bitwise_not": "~{0}",
     "shift_left": "(({u}){1} >= sizeof({u}) * 8 ? 0 : ({u}){0} << {1})",
     "shift_right": "({0} >> (({u}){1} >= sizeof({u}) * 8 ? sizeof({u}) * 8 - ('{s}' != 'u') : {1}))",
