@@ -195,3 +195,147 @@ def test_a_number_prints_as_the_float_that_it_is():
     jfn(torch.tensor(2.0), torch.ones(2))
     text = str(jfn.last_traces[-1])
     assert "= number(s)    # float" in text and "torch.mul(x, t" in text and ".item())" in text
+
+
+# ---------------------------------------------------------------- floats that change from call to call
+
+class Scaled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale, self.limit, self.settings = 1.0, 2.0, {"shift": [0.5]}
+
+    def forward(self, x):
+        x = x * self.scale + self.settings["shift"][0]
+        return x + 1 if self.limit > 3 else x
+
+
+def test_an_attribute_that_changes_is_an_input_from_its_second_value_on():
+    m = Scaled()
+    jfn, x = tracejit.jit(m, fallback="error"), torch.randn(64)
+    for k in range(6):
+        m.scale = 1.0 + k / 3
+        assert torch.equal(jfn(x), m.forward(x)) and m.scale == 1.0 + k / 3
+    assert jfn.cache_info().misses == 2
+    for k in range(4):
+        m.settings["shift"][0] = k / 7
+        m.scale = k / 5
+        assert torch.equal(jfn(x), m.forward(x)) and m.settings == {"shift": [k / 7]}
+    assert jfn.cache_info().misses == 3
+
+
+def test_a_value_that_decides_a_branch_stays_a_guard():
+    m = Scaled()
+    jfn, x = tracejit.jit(m, fallback="error"), torch.randn(64)
+    for k in range(8):
+        m.limit = m.scale = float(k)
+        assert torch.equal(jfn(x), m.forward(x))
+    for k in range(8):
+        m.limit, m.scale = float(k), float(-k)
+        assert torch.equal(jfn(x), m.forward(x))
+
+
+def test_another_type_is_another_entry():
+    m = Scaled()
+    jfn, x = tracejit.jit(m, fallback="error"), torch.randn(64)
+    for scale in (1.0, 2.0, 3.0, 4, True, torch.tensor(5.0), 6.0, math.nan):
+        m.scale = scale
+        assert torch.equal(jfn(x).nan_to_num(7), m.forward(x).nan_to_num(7))
+
+
+def test_a_float_argument_that_changes_is_an_input_from_its_second_value_on():
+    def program(x, lr, *, decay=0.5, name="a"):
+        return x * lr - decay
+
+    jfn, x = tracejit.jit(program, fallback="error"), torch.randn(64)
+    for k in range(6):
+        assert torch.equal(jfn(x, k / 3, decay=0.25), program(x, k / 3, decay=0.25))
+    assert jfn.cache_info().misses == 2
+    for k in range(6):
+        assert torch.equal(jfn(x, k / 3, decay=k / 7), program(x, k / 3, decay=k / 7))
+    assert jfn.cache_info().misses == 3
+    assert torch.equal(jfn(x, 2, decay=0.25), program(x, 2, decay=0.25)) and jfn.cache_info().misses == 4
+
+
+def test_a_float_argument_whose_value_is_needed_stays_a_constant():
+    def program(x, p):
+        return x * p if p < 0.5 else x.view(-1, int(p * 4))
+
+    jfn, x = tracejit.jit(program, fallback="error"), torch.randn(64)
+    for p in (0.25, 0.5, 1.0, 0.25, 0.1, 0.3):
+        assert torch.equal(jfn(x, p), program(x, p))
+
+
+def test_a_variable_of_a_closure_that_changes():
+    rate = 0.5
+
+    def program(x):
+        return x.mul_(rate)
+
+    jfn, a = tracejit.jit(program, fallback="error"), torch.ones(8)
+    b = a.clone()
+    for k in range(6):
+        rate = 1 + k / 3
+        assert torch.equal(jfn(a), program(b))
+    assert jfn.cache_info().misses == 2
+
+
+def test_a_total_that_a_program_adds_up():
+    class Meter:
+        total = 0.0
+
+    ours, theirs, x = Meter(), Meter(), torch.rand(8)
+    ours.total = theirs.total = 0.0
+
+    def program(x, meter=theirs):
+        meter.total += x[0].item()
+        return x.mul_(meter.total)
+
+    jfn = tracejit.jit(lambda x: program(x, ours), fallback="error")
+    a, b = x.clone(), x.clone()
+    for _ in range(5):
+        assert torch.equal(jfn(a), program(b)) and ours.total == theirs.total
+    assert jfn.cache_info().misses == 2
+
+
+def test_code_that_asks_for_the_class_of_a_float_has_the_float():
+    m = Scaled()
+
+    def program(x):
+        return x * m.scale if type(m.scale) is float else x
+
+    jfn, x = tracejit.jit(program, fallback="error"), torch.randn(8)
+    for k in range(4):
+        m.scale = float(k)
+        assert torch.equal(jfn(x), x * k)
+    item = tracejit.jit(lambda s, x: x * 2 if type(s.item()) is float else x, fallback="silent")
+    assert torch.equal(item(torch.tensor(1.0), x), x * 2)
+
+
+@both_executors
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_a_schedule_of_learning_rates_is_one_program(kind, executors):
+    def trained():
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
+        optimizer = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[kind](net.parameters(), lr=0.01)
+        return net, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+
+    def step(net, optimizer):
+        def run(x):
+            optimizer.zero_grad()
+            loss = net(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.item()
+        return run
+
+    (net, optimizer, schedule), (other, eagers, others) = trained(), trained()
+    jitted, eager = tracejit.jit(step(net, optimizer), fallback="error", executors=executors), step(other, eagers)
+    for k in range(8):
+        x = torch.randn(12, 8)
+        assert jitted(x) == pytest.approx(eager(x), rel=1e-5)
+        for p, q in zip(net.parameters(), other.parameters()):
+            torch.testing.assert_close(p, q, rtol=0, atol=0) if executors == ["torch"] else torch.testing.assert_close(p, q, atol=1e-5, rtol=1e-4)
+        schedule.step()
+        others.step()
+    assert jitted.cache_info().misses <= 3

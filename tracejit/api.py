@@ -13,6 +13,7 @@ from typing import Any, Callable, Optional
 import torch
 
 from .capture import function_level
+from .capture.changing import FloatArguments, Places
 from .capture.guards import EntryTable
 from .capture.inputs import CallInputs
 from .capture.modes import capture_is_hindered, hindrance, mode_key
@@ -59,6 +60,8 @@ class CompiledFunction:
         self.replayed_because = ""           # why the latest compile replays the program under autograd, call by call
         self._tables: dict[Any, EntryTable] = {}
         self._eager: dict[Any, UnsupportedError] = {}
+        self._floats = FloatArguments()
+        self._closed: set[Any] = set()       # places of floats whose values the program needs
         self._hits = self._misses = self._fallbacks = 0
         self._warned: set[str] = set()
         self._calls = Calls(self)
@@ -87,16 +90,18 @@ class CompiledFunction:
         if capture_is_hindered():
             return self._run_eagerly(args, kwargs, UnsupportedError(hindrance()))
         inputs = CallInputs(args, kwargs)
-        key = (inputs.key, mode_key())
-        table = self._tables.get(key)
-        if table is not None:
-            entry, tensors, group = table.find(inputs)
-            if entry is not None:
-                self._hits += 1
-                if in_c is not None:
-                    self._calls.register(self, in_c, group, inputs, tensors, entry)
-                return entry.run(tensors, inputs)
-        return self._first_call(inputs, key)
+        modes = mode_key()
+        opened = inputs
+        for opened in (inputs, self._floats.opened(inputs, modes, self._closed)):
+            table = self._tables.get((opened.key, modes))
+            if table is not None:
+                entry, tensors, group = table.find(opened)
+                if entry is not None:
+                    self._hits += 1
+                    if in_c is not None and opened is inputs:
+                        self._calls.register(self, in_c, group, inputs, tensors, entry)
+                    return entry.run(tensors, opened)
+        return self._first_call(opened, (opened.key, modes))
 
     def _first_call(self, inputs: CallInputs, key: Any) -> Any:
         if key in self._eager and self.options.fallback != "error":
@@ -118,11 +123,15 @@ class CompiledFunction:
         entry, tensors, _ = table.find(inputs) if table is not None else (None, [], None)
         if entry is not None:                                  # another thread compiled it meanwhile
             return entry, tensors
-        captured = self._capture(inputs)
+        places = Places.of(table.groups.values() if table is not None else (), inputs, self._closed)
         try:
-            lowered = lower(captured, self.options)
-        except EagerRefuses as error:
-            raise _ProgramError from error
+            captured, lowered = self._lowered(inputs, places)
+        except (UnsupportedError, _ProgramError):
+            if not places.all:
+                raise
+            self._closed |= places.suspects                    # the program needs the value of one of these
+            inputs = self._floats.opened(inputs.plain or inputs, key[1], self._closed)
+            return self._compile(inputs, (inputs.key, key[1]))
         entry = make_entry(captured, lowered.traces[-1], lowered.backward, bool(lowered.replayed))
         tensors = self._tables.setdefault(key, EntryTable()).add(captured.guards, inputs, entry)
         self.last_traces, self.replayed_because = lowered.traces, lowered.replayed
@@ -133,12 +142,16 @@ class CompiledFunction:
             print(f"tracejit: {self.name} compiled for entry {self._misses}: {why}", file=sys.stderr)
         return entry, tensors
 
-    def _capture(self, inputs: CallInputs) -> Capture:
+    def _lowered(self, inputs: CallInputs, places: Places) -> tuple[Capture, Any]:
         try:
-            return capture(self.__wrapped__, inputs, self.name)
+            captured = capture(self.__wrapped__, inputs, self.name, places)
         except UnsupportedError:
             raise
         except Exception as error:                             # the program's own error, of any class: eager shows it
+            raise _ProgramError from error
+        try:
+            return captured, lower(captured, self.options)
+        except EagerRefuses as error:
             raise _ProgramError from error
 
     def _after_program_error(self, inputs: CallInputs, error: BaseException) -> Any:
@@ -179,6 +192,7 @@ class CompiledFunction:
         """Forget all entries and counts."""
         self._tables.clear()
         self._eager.clear()
+        self._floats, self._closed = FloatArguments(), set()
         self._calls = Calls(self)
         self._hits = self._misses = self._fallbacks = 0
 

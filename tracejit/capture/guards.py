@@ -16,12 +16,12 @@ from .inputs import CallInputs, StorageKeys
 from .locations import KeyReader
 from .state import TENSOR, contents, is_container
 
-ARGUMENT, STATE, GRAD = "argument", "state", "grad"
+ARGUMENT, STATE, GRAD, NUMBER = "argument", "state", "grad", "number"
 
 
 @dataclass(frozen=True, eq=False)
 class InputSource:
-    """Where a program input is found: argument `index`, `location` in Python state, or `.grad` of input `index`."""
+    """Where a program input is found: argument `index`, `location` in Python state, `.grad` of input `index`, or a float at `location`."""
 
     kind: str
     index: int = 0
@@ -36,6 +36,9 @@ class InputSource:
             return call.tensors[self.index]
         if self.kind == STATE:
             return self.location.read(call.roots)
+        if self.kind == NUMBER:
+            value = self.location.read(call.roots)
+            return torch.tensor(value, dtype=torch.float64, device="cpu") if type(value) is float else None
         parent = inputs[self.index]
         return parent.grad if isinstance(parent, torch.Tensor) else None
 

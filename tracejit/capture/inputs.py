@@ -20,7 +20,13 @@ _STRIDED = torch.strided
 
 
 class CallInputs:
-    """leaves: every argument leaf; tensors: the distinct tensor objects, in order; objects: leaves held by identity."""
+    """leaves: every argument leaf; tensors: the distinct tensor objects, in order; objects: leaves held by identity.
+
+    open: the float arguments of which the key does not tell the value, in a call made of the call `plain` whose key does.
+    """
+
+    open: tuple = ()
+    plain: Optional["CallInputs"] = None
 
     def __init__(self, args: tuple, kwargs: dict) -> None:
         self.args, self.kwargs = args, kwargs

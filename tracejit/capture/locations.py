@@ -76,6 +76,11 @@ class KeyReader:
         keys = tuple(location.expected for location in self.locations) if keys is None else keys
         return self._tokens.setdefault(keys, len(self._tokens))
 
+    @property
+    def known(self) -> list[tuple]:
+        """The keys that are registered, the last ones first."""
+        return list(self._tokens)[::-1]
+
     def token(self, keys: tuple) -> int | None:
         """The token of `keys`, if they are registered."""
         return self._tokens.get(keys)

@@ -67,6 +67,7 @@ class StateReads:
         self._read_whole: dict[int, list] = {}            # objects read by untold names, by code
         self._new_classes: set[tuple[Any, Any]] = set()
         self._started = self._replays_arguments = False
+        self.asks_classes = ""                             # the user's code that may ask for the class of an object
         self._moved: dict[tuple[int, str], int] = {}
         self._tensors = 0
         self._hook = self._on_event
@@ -226,6 +227,8 @@ class StateReads:
             return None
         if code.makes == "self":
             self._note_made(frame, code)
+        if code.types and not (code.library or self._happens_once(frame)):
+            self.asks_classes = self.asks_classes or where(frame)
         values = frame.f_locals
         if not code.code.co_flags & inspect.CO_NEWLOCALS:
             self._new_classes.add((frame.f_globals.get("__name__"), code.code.co_name))     # a class body

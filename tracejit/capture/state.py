@@ -19,6 +19,7 @@ import torch
 
 from ..errors import UnsupportedError
 from .identity import identity
+from .numbers import Number
 
 
 class _Marker:
@@ -36,7 +37,7 @@ TENSOR = _Marker("TENSOR")
 
 PLAIN = frozenset({
     int, bool, str, bytes, type(None), type(...), type(NotImplemented), range, torch.dtype, torch.device,
-    torch.Size, torch.layout, torch.memory_format, float, complex,
+    torch.Size, torch.layout, torch.memory_format, float, complex, Number,
 })
 CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 _VIEWS = (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
@@ -91,7 +92,7 @@ def freeze(value: Any, depth: int = 0) -> Hashable:
     """A hashable stand-in for `value`: equal for values that a trace cannot tell apart, and for no others."""
     kind = type(value)
     if kind in PLAIN:
-        return (kind, repr(value)) if kind is float or kind is complex else (kind, value)
+        return (kind, repr(value)) if kind is float or kind is complex else (kind, value.node if kind is Number else value)
     if issubclass(kind, torch.Tensor):
         return TENSOR
     if issubclass(kind, CONTAINERS):

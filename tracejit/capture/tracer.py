@@ -12,7 +12,7 @@ import keyword
 import sys
 import traceback
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Iterator, Optional
 
 import torch
@@ -23,12 +23,13 @@ from ..ir.trace import BoundSymbol, Trace
 from ..torch_private import unseen_by_function_modes
 from .fakes import NEEDS_DATA, Fakes, is_fake, quiet_logs
 from .function_level import FunctionLevel, RecordedStorage, function_level, is_user_file
-from .guards import ARGUMENT, GRAD, STATE, Guards, InputSource
+from .changing import Places
+from .guards import ARGUMENT, GRAD, NUMBER, STATE, Guards, InputSource
 from .gradients_inside import refuse_hidden_hooks, used_up
 from .inputs import CallInputs, any_overlap
 from .joint import Joint, NoSplit, Recording, refuse_derivatives_by_value, refuse_hooks_on_results, refuse_what_aliases
 from .modes import global_settings, refuse_changed_settings, restore_settings
-from .numbers import number_of
+from .numbers import Number, NumberNode, number_of
 from .reads import StateReads
 from .recorder import Recorder, current_modes
 from .structure import PLAIN, Structure, flatten
@@ -78,11 +79,16 @@ class Capture:
     unnamed: str = ""                    # why a replay is impossible, or ""
 
 
-def capture(fn: Callable, call: CallInputs, name: str) -> Capture:
-    """Record one call. UnsupportedError when the recording cannot be trusted; errors of the program come through."""
+def capture(fn: Callable, call: CallInputs, name: str, places: Places = Places()) -> Capture:
+    """Record one call. `places`: where floats stand of which the values are to be left open.
+
+    UnsupportedError when the recording cannot be trusted; errors of the program come through.
+    """
     recording = _Capture(fn, call, name)
     try:
-        return recording.run()
+        with places.hold(recording.number_inputs(places), call) as (args, kwargs):
+            recorded = recording.run(args, kwargs)
+        return replace(recorded, guards=places.left_out(recorded.guards)) if places.state else recorded
     finally:
         recording.close()
 
@@ -92,21 +98,29 @@ class _Capture:
         self.fn, self.inputs, self.name = fn, call, name
         self.fakes = Fakes()
         self.level = FunctionLevel(self.fakes, self.add_input, lambda: self.watching())
-        self.reads = StateReads(fn, [(o, f"argument {k}") for k, o in enumerate(call.objects)])
-        self.reads.adopt_call(call.args, call.kwargs)
         self.tensors: list[torch.Tensor] = []
         self.proxies: list[TensorProxy] = []
         self.sources: list[InputSource] = []
+        self.numbers: list[tuple] = []                         # (value, source, proxy) of inputs that are floats
         self.start_grad: dict[int, Optional[torch.Tensor]] = {}       # id(fake) -> its `.grad` at first
         self.start: dict[int, tuple] = {}                      # id(fake) -> (requires_grad, history) at first
         self.taken = {"torch", "inf", "nan", "complex", "slice", name}
         self.modes = current_modes()
 
-    def run(self) -> Capture:
+    def run(self, args: tuple, kwargs: dict) -> Capture:
+        self.given = args, kwargs
+        self.reads = StateReads(self.fn, [(o, f"argument {k}") for k, o in enumerate(self.inputs.objects)])
+        self.reads.adopt_call(*self.given)
         self.arguments = _argument_names(self.fn, self.inputs)
         for k, t in enumerate(self.inputs.tensors):
             self.reads.watch_tensor(t, self.arguments[k])
             self.add_input(t)
+        for value, source, proxy in self.numbers:
+            self.tensors.append(value)
+            self.sources.append(source)
+            self.proxies.append(proxy)
+            fake = self.fakes.find(value)
+            self.start[id(fake)], self.start_grad[id(fake)] = (False, None), None
         generator, settings = torch.get_rng_state(), global_settings()
         try:
             with quiet_logs():
@@ -139,7 +153,7 @@ class _Capture:
         try:
             with collector_paused(), self.reads, function_level(self.level):
                 self.hook = sys.getprofile()
-                return self.fn(*self.inputs.args, **self.inputs.kwargs)
+                return self.fn(*self.given[0], **self.given[1])
         except NEEDS_DATA as e:
             raise UnsupportedError("the program needs the values of a tensor, which a trace does not have "
                                    f"({type(e).__name__}): keep them in tensors (torch.where instead of `if`, sizes that do "
@@ -169,6 +183,17 @@ class _Capture:
             self.proxies.append(self.level.recorder.new_proxy(fake, self.unique(name)))
         return fake
 
+    def number_inputs(self, places: Places) -> list[Number]:
+        """An input for each place that holds a float whose value is left open, and a number to stand there."""
+        recorder, made = self.level.recorder, []
+        for location in places.all:
+            value = torch.zeros((), dtype=torch.float64, device="cpu")
+            self.numbers.append((value, InputSource(NUMBER, location=location)))
+            proxy = replace(recorder.new_proxy(self.fakes.make(value), self.unique(location.path)), number=True)
+            made.append(Number(NumberNode(proxy, recorder.number, recorder.refuse)))
+            self.numbers[-1] += (proxy,)
+        return made
+
     def find_source(self, real: torch.Tensor, index: int) -> tuple[InputSource, str]:
         if index < len(self.inputs.tensors):
             return InputSource(ARGUMENT, index), self.arguments[index]
@@ -194,6 +219,8 @@ class _Capture:
     def finish(self, result: Any) -> Capture:
         if self.level.recorder.refused is not None:            # the program caught it
             raise self.level.recorder.refused
+        if self.reads.asks_classes and (self.numbers or any(b.sym.numbers for b in self.level.recorder.bound_symbols)):
+            raise UnsupportedError("a number whose class the program may ask for", where=self.reads.asks_classes)
         if self.level.recorder.half_done:
             raise UnsupportedError(f"the program catches an error of {self.level.recorder.half_done}, which writes many tensors")
         outputs: list = []

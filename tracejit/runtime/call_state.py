@@ -16,7 +16,7 @@ from typing import Any, Hashable, Optional
 
 import torch
 
-from ..capture.guards import ARGUMENT, STATE, Group
+from ..capture.guards import ARGUMENT, NUMBER, STATE, Group
 from ..capture.known import HEAP_TYPE
 from ..capture.state import (MISSING, PLAIN, CellSlot, ClassSlot, CodeSlot, NameSlot, Namespace, SpaceSlot, freeze, freeze_key, instance_dict,
                              is_placed, safe_key)
@@ -99,7 +99,7 @@ class State:
 def state_of(group: Group) -> Optional[State]:
     """What the entries of a group assume, as it is now; None where C cannot check it."""
     guards = group.guards
-    if guards.host_reads:
+    if guards.host_reads or any(s.kind == NUMBER for s in guards.sources):
         return None
     known = {location.ident for location in guards.locations}
     found = [s.location for s in guards.sources if s.kind == STATE and s.location.ident not in known
