@@ -47,7 +47,8 @@ _QUIET_FILES = ("contextlib.py", "functools.py", "enum.py", "threading.py", "ope
 _DEEP_FILES = ("copy.py", "dataclasses.py", "copyreg.py", "pprint.py")
 # Modules whose generated code (dataclasses, exec) is no more the user's than they are.
 _GENERATED_SKIPPED = ("torch", __name__.split(".")[0])
-_QUIET_SITE = ("numpy", "scipy", "sympy", "mpmath", "_pytest", "pluggy", "networkx")
+_QUIET_SITE = ("numpy", "scipy", "sympy", "mpmath", "_pytest", "pluggy", "networkx",
+               "typing_extensions.py")
 
 
 @dataclass(frozen=True)
