@@ -223,15 +223,30 @@ def test_an_attribute_that_changes_is_an_input_from_its_second_value_on():
     assert jfn.cache_info().misses == 3
 
 
-def test_a_value_that_decides_a_branch_stays_a_guard():
+def test_how_a_value_compares_is_guarded():
     m = Scaled()
     jfn, x = tracejit.jit(m, fallback="error"), torch.randn(64)
     for k in range(8):
         m.limit = m.scale = float(k)
         assert torch.equal(jfn(x), m.forward(x))
+    assert jfn.cache_info().misses == 3                        # values of a first call, limit <= 3, limit > 3
     for k in range(8):
         m.limit, m.scale = float(k), float(-k)
         assert torch.equal(jfn(x), m.forward(x))
+    m.limit = math.nan
+    assert torch.equal(jfn(x), m.forward(x)) and jfn.cache_info().misses == 3
+
+
+def test_a_value_that_is_needed_stays_a_guard():
+    m = Scaled()
+
+    def program(x):
+        return x * m.scale + math.floor(m.limit)
+
+    jfn, x = tracejit.jit(program, fallback="error"), torch.randn(64)
+    for k in range(5):
+        m.limit, m.scale = float(k // 2), k / 3
+        assert torch.equal(jfn(x), program(x))
 
 
 def test_another_type_is_another_entry():
@@ -263,6 +278,16 @@ def test_a_float_argument_whose_value_is_needed_stays_a_constant():
     jfn, x = tracejit.jit(program, fallback="error"), torch.randn(64)
     for p in (0.25, 0.5, 1.0, 0.25, 0.1, 0.3):
         assert torch.equal(jfn(x, p), program(x, p))
+
+
+def test_a_float_argument_that_decides_a_branch():
+    def program(x, p):
+        return x * p if p < 0.5 else x - p
+
+    jfn, x = tracejit.jit(program, fallback="error"), torch.randn(64)
+    for p in (0.25, 0.5, 1.0, 0.3, 0.1, 0.3, 0.75, math.nan, math.inf):
+        assert torch.equal(jfn(x, p), program(x, p)) or p != p
+    assert jfn.cache_info().misses == 3
 
 
 def test_a_variable_of_a_closure_that_changes():
@@ -317,8 +342,8 @@ def test_a_schedule_of_learning_rates_is_one_program(kind, executors):
     def trained():
         torch.manual_seed(0)
         net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
-        optimizer = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[kind](net.parameters(), lr=0.01)
-        return net, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+        optimizer = {"sgd": torch.optim.SGD(net.parameters(), momentum=0.9), "adamw": torch.optim.AdamW(net.parameters())}[kind]
+        return net, optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=20)    # momentum, too
 
     def step(net, optimizer):
         def run(x):

@@ -61,7 +61,8 @@ class CompiledFunction:
         self._tables: dict[Any, EntryTable] = {}
         self._eager: dict[Any, UnsupportedError] = {}
         self._floats = FloatArguments()
-        self._closed: set[Any] = set()       # places of floats whose values the program needs
+        self._opened: dict[Any, Any] = {}    # places of floats whose values entries leave open
+        self._closed: set[Any] = set()       # and those whose values the program needs
         self._hits = self._misses = self._fallbacks = 0
         self._warned: set[str] = set()
         self._calls = Calls(self)
@@ -123,7 +124,7 @@ class CompiledFunction:
         entry, tensors, _ = table.find(inputs) if table is not None else (None, [], None)
         if entry is not None:                                  # another thread compiled it meanwhile
             return entry, tensors
-        places = Places.of(table.groups.values() if table is not None else (), inputs, self._closed)
+        places = Places.of(table.groups.values() if table is not None else (), inputs, self._opened, self._closed)
         try:
             captured, lowered = self._lowered(inputs, places)
         except (UnsupportedError, _ProgramError):
@@ -132,6 +133,7 @@ class CompiledFunction:
             self._closed |= places.suspects                    # the program needs the value of one of these
             inputs = self._floats.opened(inputs.plain or inputs, key[1], self._closed)
             return self._compile(inputs, (inputs.key, key[1]))
+        self._opened.update((p.ident, p) for p in places.state)
         entry = make_entry(captured, lowered.traces[-1], lowered.backward, bool(lowered.replayed))
         tensors = self._tables.setdefault(key, EntryTable()).add(captured.guards, inputs, entry)
         self.last_traces, self.replayed_because = lowered.traces, lowered.replayed
@@ -192,7 +194,7 @@ class CompiledFunction:
         """Forget all entries and counts."""
         self._tables.clear()
         self._eager.clear()
-        self._floats, self._closed = FloatArguments(), set()
+        self._floats, self._opened, self._closed = FloatArguments(), {}, set()
         self._calls = Calls(self)
         self._hits = self._misses = self._fallbacks = 0
 

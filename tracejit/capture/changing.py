@@ -1,59 +1,62 @@
 """Floats that change from call to call: a learning rate, a scale, a running total.
 
-A float of Python state, or an argument, that was seen with two values is no constant of the next entry: the capture finds
-a `Number` in its place, and the program takes it as an input. The entry's guards leave its value out.
+A float of Python state, or an argument, that was seen with two values is no constant of the next entry: the capture finds a
+`Number` in its place, and the program takes it as an input. The entry's guards leave its value out.
 """
 from __future__ import annotations
 
+import operator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Hashable, Iterator, Optional
 
-from .guards import NUMBER, Group, Guards
+from .guards import Group, Guards
 from .inputs import CallInputs
 from .locations import Location, place
 from .state import CellSlot, ItemSlot, NameSlot, RootSlot, freeze, items_of, safe_key
 
 ANY_FLOAT = type("AnyFloat", (), {"__repr__": lambda self: "a float"})()
-_ASSIGNED = (dict, list)     # containers in which an item can be replaced
+_OPENED = (dict, list, tuple)        # containers in which an item can be replaced, in a tuple by another tuple
 
 
 class MaskedSlot:
-    """What another slot holds, with `ANY_FLOAT` for the floats at `paths` (steps into containers)."""
+    """What another slot holds; in the place of a float at one of `paths` (steps into containers) how it compares: the outcome
+    of each (operator, constant)."""
 
     __slots__ = ("slot", "paths")
 
-    def __init__(self, slot: Any, paths: tuple[tuple, ...]) -> None:
+    def __init__(self, slot: Any, paths: tuple[tuple[tuple, tuple], ...]) -> None:
         self.slot, self.paths = slot, paths
 
     def read(self, roots: Any = None) -> Any:
         value = self.slot.read(roots)
-        for path in self.paths:
-            value = _masked(value, path)
+        for path, asked in self.paths:
+            value = _masked(value, path, asked)
         return value
 
 
-def _masked(value: Any, path: tuple) -> Any:
+def _masked(value: Any, path: tuple, asked: tuple) -> Any:
     """The value, or a copy of its containers along the path; as it is where the path does not lead to a float."""
     if not path:
-        return ANY_FLOAT if type(value) is float else value
+        return tuple(getattr(operator, name)(value, other) for name, other in asked) if type(value) is float else value
     step, kind = path[0], type(value)
-    if kind not in _ASSIGNED or not (step in value if kind is dict else step < len(value)):
+    if kind not in _OPENED or not (step in value if kind is dict else step < len(value)):
         return value
-    made = value.copy()
-    made[step] = _masked(value[step], path[1:])
-    return made
+    return _replaced(value, step, _masked(value[step], path[1:], asked))
+
+
+def _replaced(container: Any, step: Any, item: Any) -> Any:
+    """A copy of the container with another item."""
+    made = list(container) if type(container) is tuple else container.copy()
+    made[step] = item
+    return tuple(made) if type(container) is tuple else made
 
 
 # ---------------------------------------------------------------- which floats have changed
 
-def changed_floats(groups: Any, call: CallInputs) -> tuple[tuple[Location, ...], tuple[Location, ...]]:
-    """(the places of floats that are all that keeps this call from an entry there is, those whose values that leaves open)."""
-    for group in groups:
-        found = _changed_in(group, call) if group.guards.locations else None
-        if found:
-            return found, tuple(s.location for s in group.guards.sources if s.kind == NUMBER and s.location.root is None)
-    return (), ()
+def changed_floats(groups: Any, call: CallInputs) -> tuple[Location, ...]:
+    """The places of floats that are all that keeps this call from an entry there is."""
+    return next(filter(None, (_changed_in(group, call) for group in groups if group.guards.locations)), ())
 
 
 def _changed_in(group: Group, call: CallInputs) -> Optional[tuple[Location, ...]]:
@@ -71,14 +74,18 @@ def _differ(slot: Any, path: str, value: Any, before: Hashable, now: Hashable, f
     """Do two keys of a value differ in floats alone, at places that can be assigned? Adds these to `found`."""
     if before == now:
         return True
-    if isinstance(slot, MaskedSlot) or type(before) is not tuple or type(now) is not tuple or before[0] is not now[0]:
+    if isinstance(slot, MaskedSlot):
+        slot = slot.slot
+    if type(before) is not tuple or type(now) is not tuple or before[0] is not now[0]:
         return False
     if now[0] is float:
         if type(slot) not in (NameSlot, CellSlot, ItemSlot):
             return False
         found.append(Location(path, slot, freeze(value)))
         return True
-    if type(value) not in _ASSIGNED or len(before) != 2 or len(before[1]) != len(now[1]):
+    if all(type(key) is tuple and key[0] is bool for key in (*before[1], *now[1])):
+        return True                                            # how a float compares whose value is left open already
+    if type(value) not in _OPENED or len(before) != 2 or len(before[1]) != len(now[1]):
         return False
     mapping = type(value) is dict
     for (step, item), a, b in zip(items_of(value) if mapping else enumerate(value), before[1], now[1]):
@@ -135,7 +142,10 @@ def replaced_arguments(call: CallInputs, by: dict[Any, Any]) -> tuple[tuple, dic
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where the numbers of one capture stand: `state` (assigned meanwhile), and `arguments` by step. fresh: those for the first time."""
+    """Where the numbers of one capture stand: `state` (assigned meanwhile), and `arguments` by step.
+
+    fresh: those that no entry has yet.
+    """
 
     state: tuple[Location, ...] = ()
     arguments: tuple[Location, ...] = ()
@@ -146,11 +156,10 @@ class Places:
         return (*self.state, *self.arguments)
 
     @classmethod
-    def of(cls, groups: Any, call: CallInputs, closed: set) -> "Places":
-        """closed: idents of places where the value itself is needed."""
-        changed, open_before = changed_floats(groups, call)
-        fresh = tuple(p for p in changed if p.ident not in closed)
-        before = tuple(p for p in open_before if p.ident not in closed)
+    def of(cls, groups: Any, call: CallInputs, opened: dict[Hashable, Location], closed: set) -> "Places":
+        """opened: places by ident of which entries leave the value open; closed: those where the value itself is needed."""
+        before = tuple(p for p in opened.values() if p.ident not in closed and type(p.read()) is float)
+        fresh = tuple(p for p in changed_floats(groups, call) if p.ident not in closed and p.ident not in opened)
         arguments = tuple(Location(f"argument_{step}", argument_slot(step), None) for step in call.open)
         return cls((*before, *fresh), arguments, (*fresh, *arguments))
 
@@ -162,24 +171,26 @@ class Places:
     @contextmanager
     def hold(self, numbers: list[Any], call: CallInputs) -> Iterator[tuple[tuple, dict]]:
         """Inside, a number stands at each place of state; gives the arguments with those that stand among them."""
-        put = [(_holder(location.slot), location.slot, location.read(call.roots), n) for location, n in zip(self.state, numbers)]
+        before = [(slot, slot.read()) for slot in (_assignable(location.slot) for location in self.state)]
         steps = [location.slot._step() for location in self.arguments]
         try:
-            for holder, slot, _, n in put:
-                _assign(holder, slot, n)
+            for location, number in zip(self.state, numbers):
+                _assign(location.slot, number)
             yield replaced_arguments(call, dict(zip(steps, numbers[len(self.state):])))
         finally:
-            for holder, slot, value, _ in put:
-                _assign(holder, slot, value)
+            for slot, value in before:
+                _assign(slot, value)
 
-    def left_out(self, guards: Guards) -> Guards:
-        """The guards of the entry: the values at the places of state are no part of them."""
-        holders = [(_holder(p.slot), p.slot) for p in self.state]
-        return replace(guards, locations=tuple(_without(location, holders) for location in guards.locations))
+    def left_out(self, guards: Guards, numbers: list[Any], call: CallInputs) -> Guards:
+        """The guards of the entry: of the values at these places, they tell how those compare with what the program asked."""
+        asked = [tuple(n.node.asked) for n in numbers]
+        holders = [(_holder(p.slot), p.slot, a) for p, a in zip(self.state, asked)]
+        compared = [_masking(p, (((), a),), call.roots) for p, a in zip(self.arguments, asked[len(self.state):]) if a]
+        return replace(guards, locations=(*(_without(location, holders) for location in guards.locations), *compared))
 
 
 def _holder(slot: Any) -> Any:
-    """The dictionary, list or cell in which a value stands."""
+    """The dictionary, list, tuple or cell in which a value stands."""
     return slot.cell if type(slot) is CellSlot else slot.space.fetch() if type(slot) is NameSlot else slot.parent.read()
 
 
@@ -187,21 +198,31 @@ def _key(slot: Any) -> Any:
     return slot.name if type(slot) is NameSlot else slot._step()
 
 
-def _assign(holder: Any, slot: Any, value: Any) -> None:
+def _assignable(slot: Any) -> Any:
+    """The place itself, or that of the tuple in which it is."""
+    return _assignable(slot.parent) if type(slot) is ItemSlot and type(_holder(slot)) is tuple else slot
+
+
+def _assign(slot: Any, value: Any) -> None:
+    holder = _holder(slot)
     if type(slot) is CellSlot:
         holder.cell_contents = value
+    elif type(holder) is tuple:
+        _assign(slot.parent, _replaced(holder, _key(slot), value))
     else:
         holder[_key(slot)] = value
 
 
-def _without(location: Location, holders: list[tuple[Any, Any]]) -> Location:
+def _without(location: Location, holders: list[tuple[Any, Any, tuple]]) -> Location:
     value = location.read()
-    paths = [path for holder, slot in holders for path in _paths(location.slot, value, holder, slot)]
-    if not paths:
-        return location
+    paths = tuple((path, asked) for holder, slot, asked in holders for path in _paths(location.slot, value, holder, slot))
+    return _masking(location, paths, None) if paths else location
+
+
+def _masking(location: Location, paths: tuple, roots: Any) -> Location:
     made = object.__new__(Location)
-    made.path, made.root, made.slot = location.path, location.root, MaskedSlot(location.slot, tuple(paths))
-    made.ident, made.expected = ("masked", location.ident, made.slot.paths), safe_key(made.slot.read())
+    made.path, made.root, made.slot = location.path, location.root, MaskedSlot(location.slot, paths)
+    made.ident, made.expected = ("masked", location.ident, repr(paths)), safe_key(made.slot.read(roots))
     return made
 
 
@@ -222,7 +243,7 @@ def _paths(own: Any, value: Any, holder: Any, slot: Any) -> Iterator[tuple]:
 def _inside(value: Any, holder: Any, key: Any, path: tuple) -> Iterator[tuple]:
     if value is holder:
         yield (*path, key)
-    elif type(value) in _ASSIGNED and len(path) < 8:
+    elif type(value) in _OPENED and len(path) < 8:
         for step, item in items_of(value) if type(value) is dict else enumerate(value):
-            if type(item) in _ASSIGNED:
+            if type(item) in _OPENED:
                 yield from _inside(item, holder, key, (*path, step))

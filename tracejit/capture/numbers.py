@@ -1,11 +1,13 @@
 """Numbers: Python floats of the program that are known at run time alone, such as what `item()` reads.
 
 In a recording a `Number` stands for one. Arithmetic on it is recorded; it goes as a scalar into operations whose elements it
-enters. What needs its value (a branch, a size, a call of C code) is refused. In traces it is a tensor of no dims in float64.
+enters. An input can be compared with constants, which entries guard; what else needs a value (a branch, a size, a call of C
+code) is refused. In traces a number is a tensor of no dims in float64.
 """
 from __future__ import annotations
 
 import dis
+import operator
 import sys
 from types import FrameType
 from typing import Any, Callable, NoReturn, Optional
@@ -27,10 +29,13 @@ class NumberNode:
     """What torch's C++ code carries of a number from a call to its dispatch.
 
     emit: records a call of an operation on numbers and gives the number that it makes; refuse: raises for who needs the value.
+    value: what an input is at this call; asked: the comparisons (operator, constant) that the program made with it.
     """
 
-    def __init__(self, proxy: TensorProxy, emit: Callable[[Symbol, tuple], TensorProxy], refuse: Callable[[str], NoReturn]) -> None:
-        self.proxy, self.emit, self.refuse = proxy, emit, refuse
+    def __init__(self, proxy: TensorProxy, emit: Callable[[Symbol, tuple], TensorProxy], refuse: Callable[[str], NoReturn],
+                 value: Optional[float] = None) -> None:
+        self.proxy, self.emit, self.refuse, self.value = proxy, emit, refuse, value
+        self.asked: dict[tuple[str, Any], None] = {}
 
     def is_float(self) -> bool:
         return True
@@ -68,8 +73,11 @@ class Number(torch.SymFloat):
     def __hash__(self) -> int:
         self._refuse()
 
-    __float__ = __int__ = __bool__ = __index__ = __trunc__ = __round__ = __floor__ = __ceil__ = __complex__ = _refuse
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __divmod__ = __rdivmod__ = __mod__ = __rmod__ = _refuse
+    def __bool__(self) -> bool:
+        return self != 0
+
+    __float__ = __int__ = __index__ = __trunc__ = __round__ = __floor__ = __ceil__ = __complex__ = _refuse
+    __divmod__ = __rdivmod__ = __mod__ = __rmod__ = _refuse
     __floordiv__ = __rfloordiv__ = __repr__ = __str__ = __format__ = __reduce_ex__ = __copy__ = __deepcopy__ = _refuse
     is_integer = as_integer_ratio = hex = conjugate = _refuse
 
@@ -97,6 +105,20 @@ def _is_plain_step(frame: FrameType) -> bool:
     return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith(_OPERATORS)
 
 
+def _comparison(name: str) -> Callable:
+    def method(self: Number, other: Any) -> Any:
+        node = self.node
+        if isinstance(other, torch.Tensor):
+            return NotImplemented
+        if node.value is None or type(other) not in (int, float, bool):
+            self._refuse()
+        node.asked[name, other] = None
+        return getattr(operator, name)(node.value, other)
+    return method
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(Number, f"__{_name}__", _comparison(_name))
 for _name, _sym in NUMBER_OPS.items():
     setattr(Number, f"__{_name}__", _operator(_sym, False))
     if _name not in ("neg", "abs"):

@@ -86,9 +86,10 @@ def capture(fn: Callable, call: CallInputs, name: str, places: Places = Places()
     """
     recording = _Capture(fn, call, name)
     try:
-        with places.hold(recording.number_inputs(places), call) as (args, kwargs):
+        numbers = recording.number_inputs(places)
+        with places.hold(numbers, call) as (args, kwargs):
             recorded = recording.run(args, kwargs)
-        return replace(recorded, guards=places.left_out(recorded.guards)) if places.state else recorded
+        return replace(recorded, guards=places.left_out(recorded.guards, numbers, call)) if numbers else recorded
     finally:
         recording.close()
 
@@ -190,7 +191,7 @@ class _Capture:
             value = torch.zeros((), dtype=torch.float64, device="cpu")
             self.numbers.append((value, InputSource(NUMBER, location=location)))
             proxy = replace(recorder.new_proxy(self.fakes.make(value), self.unique(location.path)), number=True)
-            made.append(Number(NumberNode(proxy, recorder.number, recorder.refuse)))
+            made.append(Number(NumberNode(proxy, recorder.number, recorder.refuse, location.read(self.inputs.roots))))
             self.numbers[-1] += (proxy,)
         return made
 
