@@ -12,10 +12,11 @@ import torch
 
 from .capture.inputs import CallInputs
 from .capture.tracer import Capture, capture
-from .codegen.cuda_source import CudaSource, cuda_source
+from .codegen.cuda_source import CudaSource
 from .codegen.kernel import CannotLower
 from .errors import TraceError, UnsupportedError
 from .executors import nvrtc
+from .executors.cupy import kernels_of
 from .executors.fusible import MOST_CALLS, can_lower
 from .executors.registry import Executor
 from .ir.proxy import TensorProxy
@@ -95,10 +96,10 @@ class _Offline(Executor):
 
     def fuse(self, region: BoundSymbol) -> Optional[BoundSymbol]:
         try:
-            code = cuda_source(region)
+            code = kernels_of(region)
         except CannotLower:
             return None
-        return replace(region, sym=Symbol(region.sym.name, _NotHere(code)), executor=self.name)
+        return code and replace(region, sym=Symbol(region.sym.name, _NotHere(code)), executor=self.name)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import shim
 from proof import ARCHITECTURES, assert_compiled
-from tracejit.codegen.cuda_source import cuda_source
 from tracejit.codegen.kernel import CannotLower
 from tracejit.executors import nvrtc
+from tracejit.executors.cupy import kernels_of
 from tracejit.executors.fusible import MOST_CALLS, can_lower
 from tracejit.executors.launch import ERRORS
 from tracejit.executors.registry import Executor
@@ -28,14 +28,16 @@ class ShimExecutor(Executor):
         return False
 
     def can_fuse(self, bsym):
-        return can_lower(bsym)
+        return can_lower(bsym, dialect="cuda")
 
     def fuse(self, region):
         if len(region.subsymbols) == 1 and not self.allow_single_op_fusion:
             return None
         try:
-            source = cuda_source(region)
+            source = kernels_of(region)
         except CannotLower:
+            return None
+        if source is None:
             return None
         for arch in ARCHITECTURES:
             assert_compiled(source, nvrtc.compile_text(source.text, arch))

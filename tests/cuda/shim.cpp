@@ -1,5 +1,6 @@
 // What runs the threads of a kernel: compiled once, and shared by all kernels.
 #include "shim.h"
+#include <map>
 
 namespace shim {
 
@@ -12,6 +13,14 @@ static sigjmp_buf out;
 static ucontext_t scheduler;
 static uint64_t state_of_random;
 static const char *kernel = "";
+
+static std::map<std::pair<char *, int64_t>, std::vector<Shadow>> shadows;
+
+Shadow *shadows_of(const Buffer &b, int64_t size) {
+  std::vector<Shadow> &known = shadows[{b.start, size}];
+  if (known.empty()) known.resize(b.bytes / size + 1);         // they stay where they are until the launch is over
+  return known.data();
+}
 
 static uint64_t random_number() {
   state_of_random = state_of_random * 6364136223846793005u + 1442695040888963407u;
@@ -124,7 +133,7 @@ int launch(const char *name, bool synchronizes, void (*body)(void **), void **ar
   message = text, kernel = name, entry = {body, arguments};
   blocks = grid, threads.x = width, state_of_random = o.seed;
   unsigned count = grid.x * grid.y;
-  if (!count || !width || width > 1024) { snprintf(text, 400, "%s: a grid of %u blocks of %u threads", name, count, width); return 1; }
+  if (!count || !width || width > 1024) { shadows.clear(), snprintf(text, 400, "%s: a grid of %u blocks of %u threads", name, count, width); return 1; }
   struct sigaction ours = {}, before[3];
   ours.sa_handler = on_signal;
   ours.sa_flags = SA_NODEFER;
@@ -141,6 +150,7 @@ int launch(const char *name, bool synchronizes, void (*body)(void **), void **ar
     }
   }
   for (int i = 0; i < 3; i++) sigaction(signals[i], &before[i], nullptr);
+  shadows.clear();
   return failed;
 }
 

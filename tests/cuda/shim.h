@@ -2,6 +2,7 @@
 // pointers and shared arrays, whose every access is checked: bounds, alignment, races, memory that nobody wrote.
 // One block at a time. The threads of a kernel that synchronizes are fibers; others are plain calls.
 #pragma once
+#include <alloca.h>
 #include <cmath>
 #include <csetjmp>
 #include <csignal>
@@ -9,7 +10,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <map>
 #include <type_traits>
 #include <ucontext.h>
 #include <vector>
@@ -63,6 +63,8 @@ struct Shadow {                                                // who wrote and 
     else { several = several && read == epoch ? true : reader && reader != me && read == epoch; reader = me; read = epoch; }
   }
 };
+
+Shadow *shadows_of(const Buffer &b, int64_t size);               // one for all pointers to the same memory
 
 template <class T> struct Memory {                             // one parameter: T may be const
   typedef typename std::remove_const<T>::type Element;
@@ -140,6 +142,7 @@ template <class T> T exchanged(unsigned mask, T v, unsigned other) {
 
 }  // namespace shim
 
+using std::isfinite, std::isinf, std::isnan, std::signbit;
 #define threadIdx (shim::thread)
 #define blockIdx (shim::block)
 #define gridDim (shim::blocks)

@@ -88,21 +88,19 @@ def _synchronizes(text: str, name: str) -> bool:
 
 def _entry(name: str, types: list, synchronizes: bool, table: bool) -> str:
     """Buffers come by parameter, then by copy."""
-    lines = ["std::map<uint64_t, std::vector<shim::Shadow>> shadows;   // one for all pointers to the same memory"]
-    for n, (_, t, _, _) in enumerate(types):
-        each = f"for (shim::Buffer *at = b + {n} * grid.y; at < b + {n + 1} * grid.y; at++)"
-        lines.append(f"{each} shadows[(uint64_t)at->start].resize(at->bytes / sizeof({t}));")
+    lines = []
     for n, (c, t, p, _) in enumerate(types):
-        each = f"for (shim::Buffer *at = b + {n} * grid.y; at < b + {n + 1} * grid.y; at++)"
-        memory = f"{{({c or ''}{t} *)at->start, at->bytes / (int64_t)sizeof({t}), at, shadows[(uint64_t)at->start].data(), \"{p}\"}}"
-        lines.append(f"std::vector<shim::Memory<{c or ''}{t}>> m{n}; {each} m{n}.push_back({memory});")
+        kind = f"shim::Memory<{c or ''}{t}>"
+        memory = f"{{({c or ''}{t} *)at.start, at.bytes / (int64_t)sizeof({t}), &at, shim::shadows_of(at, sizeof({t})), \"{p}\"}}"
+        lines += [f"{kind} *m{n} = ({kind} *)alloca(grid.y * sizeof({kind}));",
+                  f"for (unsigned c = 0; c < grid.y; c++) {{ shim::Buffer &at = b[{n} * grid.y + c]; m{n}[c] = {memory}; }}"]
     if table:
         lines.append(f"{name}_table of = {{}};")
         lines += [f"for (unsigned c = 0; c < grid.y; c++) of.{p}[c] = {{&m{n}[c], 0}};" for n, (_, _, p, _) in enumerate(types)]
         lines.append("void *a[] = {&of};")
         given = f"*({name}_table *)a[0]"
     else:
-        lines.append(f"void *a[] = {{{', '.join(f'm{n}.data()' for n in range(len(types)))}}};")
+        lines.append(f"void *a[] = {{{', '.join(f'm{n}' for n in range(len(types)))}}};")
         given = ", ".join(f"shim::Pointer<{c or ''}{t}>{{(const shim::Memory<{c or ''}{t}> *)a[{n}], 0}}"
                           for n, (c, t, _, _) in enumerate(types))
     body = "\n  ".join(lines)

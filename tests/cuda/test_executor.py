@@ -66,7 +66,7 @@ def device():
 
 def region_of(fn, *args, cache, device):
     (kernel,) = tracejit.lower(fn, *args).kernels
-    return CudaRegion(kernel.region, cache, device)
+    return CudaRegion(kernel.region, cache, device, kernel.code)
 
 
 def test_pointers_grid_and_stream_of_a_launch(tmp_path, device):
@@ -106,7 +106,7 @@ def test_results_that_view_what_is_made_and_what_is_written_in_place(tmp_path, d
     x, scale = torch.randn(4, 64), torch.zeros(4)
     lowered = tracejit.lower(step, x, scale)
     for kernel in lowered.kernels:
-        CudaRegion(kernel.region, CubinCache(tmp_path), device)(*[{"x": x, "scale": scale}[p.name] for p in kernel.region.args])
+        CudaRegion(kernel.region, CubinCache(tmp_path), device, kernel.code)(*[{"x": x, "scale": scale}[p.name] for p in kernel.region.args])
     written = {p for module in device.modules for call in module.calls for p in call[3]}
     assert {x.data_ptr(), scale.data_ptr()} <= written
 
@@ -176,3 +176,12 @@ def test_lower_runs_nothing_and_says_so():
         tracejit.lower(lambda x: x, torch.randn(8), arch="90")
     with pytest.raises(ValueError, match="CUDA"):
         tracejit.lower(lambda x: x, torch.randn(8), device="cpu")
+
+
+@pytest.mark.parametrize("calls", [300, 1500])
+def test_a_chain_that_takes_the_compiler_long_is_several_kernels(calls):
+    def fn(x):
+        for _ in range(calls):
+            x = x.sin() + 1
+        return x
+    assert 10 < len(tracejit.lower(fn, torch.randn(8)).kernels) < calls // 5

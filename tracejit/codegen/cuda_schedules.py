@@ -21,11 +21,11 @@ MOST_BLOCKS = 1 << 16
 TILE, TILE_ROWS = 32, 8
 
 
-def function(k: Kernel, w: Writer, body: Block, grid: int, block: int, resident: int = 0,
+def function(k: Kernel, w: Writer, body: Block, grid: int, block: int, resident: int = 1,
              scratch: Iterable[Parameter] = ()) -> Function:
-    """`body` as a `__global__` function. resident: blocks that a multiprocessor must be able to hold."""
-    bounds = f"{block}, {resident}" if resident else f"{block}"
-    return Function(bounds, _short("\n".join(Block([body]).text())), (*parameters_of(k, w.pointers, w.d), *scratch), grid, block)
+    """`body` as a `__global__` function. resident: blocks that a multiprocessor must be able to hold:
+    ptxas spills registers for more of them where it is not told."""
+    return Function(f"{block}, {resident}", _short("\n".join(Block([body]).text())), (*parameters_of(k, w.pointers, w.d), *scratch), grid, block)
 
 
 def _short(text: str) -> str:

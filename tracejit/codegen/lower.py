@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Callable, Iterator, Optional
+from typing import Callable, Iterable, Iterator, Optional
 
 from ..ir.proxy import TensorProxy
 from .calls import Call, Region
@@ -367,6 +367,12 @@ class _Scheduler:
 def weight(e: Expr) -> int:
     """Operations that a value costs beside its arguments."""
     return 16 if e.op in HEAVY else 4 if e.op == "round" else 0 if e.op == "const" else 1
+
+
+def length(kernels: Iterable[Kernel]) -> int:
+    """Instructions of an iteration, roughly, of all functions: what a compiler's time grows with, and faster than it."""
+    functions = {id(k.same_as or k): k.same_as or k for k in kernels}
+    return sum(weight(e) for k in functions.values() for e in k.expressions)
 
 
 def _storage(buffer: str) -> int:

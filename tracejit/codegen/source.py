@@ -10,7 +10,6 @@ from ..ir.trace import BoundSymbol
 from .batches import batches
 from .cpu import MOST_THREADS, Function, function_of, with_helpers, work_of
 from .kernel import Buffer, Kernel
-from .lower import weight
 from .nests import Nests
 
 ENTRY = "tj_region"
@@ -29,12 +28,6 @@ class Source:
     kernels: tuple[Kernel, ...]
     checks: bool
     threads: int                         # how many the largest kernel has work for
-
-    @property
-    def length(self) -> int:
-        """Instructions of an iteration, roughly, of all functions: what a compiler's time grows with, and faster than it."""
-        functions = {id(k.same_as or k): k.same_as or k for k in self.kernels}
-        return sum(weight(e) for k in functions.values() for e in k.expressions)
 
 
 @dataclass

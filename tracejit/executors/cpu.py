@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 from ..codegen.calls import call_of
 from ..codegen.kernel import CannotLower
+from ..codegen.lower import length
 from ..codegen.source import Source, source_of
 from ..errors import FallbackWarning
 from ..ir.symbol import Symbol
@@ -83,7 +84,7 @@ class CpuExecutor(Executor):
             if check_traces():
                 raise
             return None
-        if source.length > LONGEST and len(region.subsymbols) > 1:
+        if length(source.kernels) > LONGEST and len(region.subsymbols) > 1:
             return None                                        # two kernels compile sooner
         return replace(region, sym=Symbol(region.sym.name, _Uncompiled(source)), executor=self.name)
 

@@ -17,6 +17,7 @@ import torch
 from ..codegen.calls import call_of
 from ..codegen.cuda_source import CudaSource, Launch, cuda_source
 from ..codegen.kernel import CannotLower
+from ..codegen.lower import length
 from ..errors import FallbackWarning
 from ..ir.proxy import TensorProxy
 from ..ir.symbol import Symbol
@@ -29,6 +30,7 @@ from .launch import CompiledRegion
 from .registry import Executor
 
 ALIGNED = 16                 # bytes that every buffer must begin at a multiple of
+LONGEST = 400                # instructions of one region: twenty-five sines take NVRTC about two seconds
 
 
 class CupyExecutor(Executor):
@@ -67,7 +69,10 @@ class CupyExecutor(Executor):
         if sum(not call_of(b).is_view for b in region.subsymbols) > self.max_region_ops:
             return None
         try:
-            run = CudaRegion(region, self.cache, Device(_device_of(region)))
+            source = kernels_of(region)
+            if source is None:
+                return None
+            run = CudaRegion(region, self.cache, Device(_device_of(region)), source)
         except CannotLower:
             if check_traces():
                 raise
@@ -79,6 +84,15 @@ class CupyExecutor(Executor):
             warnings.warn(f"no CUDA kernels: {error}{f' (for {where})' if where else ''}", FallbackWarning, stacklevel=2)
             return None
         return replace(region, sym=Symbol(region.sym.name, run), executor=self.name)
+
+
+def kernels_of(region: BoundSymbol) -> Optional[CudaSource]:
+    """None: several would compile sooner. Raises CannotLower when some call has no lowering."""
+    try:
+        source = cuda_source(region)
+    except RecursionError:                                     # a value that hangs on hundreds of others, one on the next
+        return None
+    return None if length(source.kernels) > LONGEST and len(region.subsymbols) > 1 else source
 
 
 @lru_cache(None)
@@ -147,9 +161,8 @@ class Device:
 class CudaRegion:
     """Calling it verifies first that the arguments are laid out as the kernels take them; `launch` does not."""
 
-    def __init__(self, region: BoundSymbol, cache: CubinCache, device: Device) -> None:
-        self.region, self.cache, self.device = region, cache, device
-        self.source = cuda_source(region)
+    def __init__(self, region: BoundSymbol, cache: CubinCache, device: Device, source: CudaSource) -> None:
+        self.region, self.cache, self.device, self.source = region, cache, device, source
         self._program = _Program(self.source, cache, device)
         self._scalar: Optional[_Program] = None                # for memory that is not aligned
         self._plan = _Plan(region, self.source)

@@ -13,12 +13,15 @@ from ..ir.trace import BoundSymbol
 MOST_CALLS = 2000            # of a region, views not counted
 
 
-def can_lower(b: BoundSymbol, device: str = "cpu") -> bool:
-    """Is every element of this call's result known how to compute, and all of it on this type of device?"""
-    return not why_not_lowered(b, device)
+def can_lower(b: BoundSymbol, device: str = "cpu", dialect: str = "") -> bool:
+    """Is every element of this call's result known how to compute, and all of it on this type of device?
+
+    dialect: "cpu" or "cuda", of the kernels; by default the device's own.
+    """
+    return not why_not_lowered(b, device, dialect)
 
 
-def why_not_lowered(b: BoundSymbol, device: str = "cpu") -> str:
+def why_not_lowered(b: BoundSymbol, device: str = "cpu", dialect: str = "") -> str:
     """Why it is not known how to compute the elements of this call's result on this type of device; "" when it is."""
     if b.sym.opaque or b.sym.random:
         return "it draws random numbers" if b.sym.random else "its effects are not all known"
@@ -33,7 +36,7 @@ def why_not_lowered(b: BoundSymbol, device: str = "cpu") -> str:
     if call.is_view:
         same = all(o.dtype is a.dtype for o in b.tensor_outputs for a in b.tensor_args if a.storage == o.storage)
         return "" if same else "it views bytes as another dtype"
-    if device != "cpu" and row_of(call) is not None and row_of(call).kind == "scan":
+    if (dialect or device) != "cpu" and row_of(call) is not None and row_of(call).kind == "scan":
         return f"{call.name} runs along a dim one element after another"
     return _why_not_computed(call)
 
