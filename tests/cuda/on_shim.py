@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torch.autograd.graph import increment_version
+
 import shim
 from proof import ARCHITECTURES, assert_compiled
 from tracejit.codegen.kernel import CannotLower
@@ -43,9 +45,13 @@ class ShimExecutor(Executor):
             assert_compiled(source, nvrtc.compile_text(source.text, arch))
         self.sources.append(source)
 
+        written = {w.storage for w in region.written}
+
         def run(*args):
             try:
-                return shim.run_region(source, region, args, self.order)[0]
+                made = shim.run_region(source, region, args, self.order)[0]
+                increment_version([t for t, p in zip(args, region.args) if p.storage in written])
+                return made
             except shim.ShimError as error:
                 for kind, message in ERRORS.values():          # a trap of the device is eager's error here
                     if message in str(error) or message == "ZeroDivisionError" and "integer division by zero" in str(error):

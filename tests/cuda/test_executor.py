@@ -135,6 +135,14 @@ def test_a_text_that_nvrtc_refuses_is_kept_and_named(tmp_path):
         CubinCache(tmp_path).load("void f( {", "sm_90")
 
 
+def test_autograd_is_told_of_a_write(tmp_path, device):
+    x, y = torch.randn(64), torch.randn(64)
+    region = region_of(lambda x, y: x.mul_(2).add_(y), x, y, cache=CubinCache(tmp_path), device=device)
+    given = {"x": x, "y": y}
+    region(*[given[p.name] for p in region.region.args])
+    assert (x._version, y._version) == (1, 0)
+
+
 def test_without_cupy_one_warning_and_no_regions(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     executor.missing.cache_clear()

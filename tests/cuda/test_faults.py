@@ -8,7 +8,7 @@ import shim
 import tracejit
 from on_shim import ShimExecutor
 from proof import exact, needs_nvrtc, prove
-from tracejit.codegen import ops
+from tracejit.codegen import cuda_rows, ops
 from tracejit.codegen.rows import unary
 from tracejit.executors import nvrtc
 
@@ -117,3 +117,10 @@ def test_a_row_in_the_table_is_an_op_on_both_devices(monkeypatch):
         torch.testing.assert_close(jitted(x), step(x), rtol=3e-6, atol=1e-6)
         (region,) = jitted.last_traces[-1].regions
         assert [b.sym.packet for b in region.subsymbols] == ["lgamma", "mul"]
+
+
+def test_a_removed_barrier_between_the_parts_of_a_long_row(monkeypatch):
+    monkeypatch.setattr(cuda_rows, "KEPT_BYTES", 8)
+    x = torch.randn(2, 9000)
+    kernel = lowered(lambda x: torch.softmax(x, -1), x)
+    fails(kernel, [x], "a race|nobody wrote", changed(kernel, "__syncthreads();", ""))

@@ -113,7 +113,7 @@ def _column_stage(w: Writer, k: Kernel, stage: Stage, body: Block, c: Columns) -
         inside, lanes = Block(), Lanes(w, c.chunk)
         lanes.columns = True
         place(w, inside, "e", k.inner)
-        lanes.write(inside, stage.roots, stage.stores, lambda: fold_all(w, stage, "[q]"))
+        lanes.write(inside, stage.roots, stage.stores, lambda: fold_all(w, stage.reductions, "[q]"))
         start = f"s * {c.workers} + y" if c.splits > 1 else "y"
         walk = f"for ({t} e = {start}; e < {k.inner_size}; e += {total}) {{"
         body += ["if (live) {", Block(["#pragma unroll 4", walk, inside, "}"]), "}"]
@@ -159,7 +159,7 @@ class _RowParts:
         body += [f"{accumulator(w, r)} w{r.number} = {first(w, r)};" for r in stage.reductions]
         inside, lanes = Block(), Lanes(w, self.chunk)
         place(w, inside, "e", self.loops)
-        lanes.write(inside, stage.roots, stage.stores, lambda: fold_all(w, stage))
+        lanes.write(inside, stage.roots, stage.stores, lambda: fold_all(w, stage.reductions))
         step = THREADS * self.splits
         body += ["#pragma unroll 4", f"for ({t} e = s * {THREADS} + t; e < {self.chunks}; e += {step}) {{", inside, "}"]
         for r in stage.reductions:

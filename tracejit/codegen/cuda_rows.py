@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Mapping
 
 import torch
 
 from .c import Block, Writer
 from .chunks import Chunk, chunked, width_of
 from .cuda import Function, dialect_of
+from .cuda_online import Pass, online
 from .cuda_schedules import Lanes, function, heavy_operations, place
 from .index import Var
 from .kernel import Expr, Kernel, Reduction, Stage, Store, below, variables
@@ -85,8 +88,9 @@ def row(k: Kernel, vector: bool) -> list[Function]:
     kept = _kept(k, chunk, loops)
     bytes_of_chunk = chunk.width * sum(e.dtype.itemsize for e in kept)
     team = _team(chunks, bytes_of_chunk or chunk.width * 4)
+    several, pair = kept, None
     if team.each * bytes_of_chunk > KEPT_BYTES:
-        kept = {}
+        kept, pair = {}, online(k) if team.lanes > WARP else None
     body = Block()
     t = w.d.index_type
     if team.lanes <= WARP:
@@ -98,7 +102,10 @@ def row(k: Kernel, vector: bool) -> list[Function]:
     place(w, body, "row", k.outer)
     lanes = Lanes(w, chunk)
     body += [f"tj_vec<{lanes.memory(e)}, {chunk.width}> k{e.number}[{team.each}];" for e in kept]
-    for n, stage in enumerate(k.stages):
+    if pair is not None:
+        shared = [e for e in several if e in _loads(k.stages[0].roots) & _loads(k.stages[1].roots)]
+        _row_pair(Pass(w, k, pair, lanes, shared), body, team, loops)
+    for n, stage in enumerate(k.stages[2:] if pair is not None else k.stages, 2 if pair is not None else 0):
         _row_stage(w, k, n, stage, body, lanes, team, loops, kept)
     grid = -(-k.outer_size // team.rows)
     return [function(k, w, body, grid, team.threads)]
@@ -119,10 +126,14 @@ def _kept(k: Kernel, chunk: Chunk, loops: list[Var]) -> dict[Expr, int]:
     walked = {*loops, *chunk.moving}
     used: dict[Expr, list[int]] = {}
     for n, stage in enumerate(k.stages):
-        for e in {e for r in stage.roots for e in below(r) if e.op == "load"}:
+        for e in _loads(stage.roots):
             used.setdefault(e, []).append(n)
     return {e: stages[0] for e, stages in sorted(used.items(), key=lambda item: item[0].number)
             if len(stages) > 1 and variables(e) & walked and not e.args}
+
+
+def _loads(roots: list[Expr]) -> set[Expr]:
+    return {e for r in roots for e in below(r) if e.op == "load"}
 
 
 def _team(chunks: int, nbytes: int) -> Team:
@@ -152,27 +163,54 @@ def _row_stage(w: Writer, k: Kernel, n: int, stage: Stage, body: Block, lanes: L
         if team.each * team.lanes != team.chunks:
             inside.append(f"if (c * {team.lanes} + t >= {team.chunks}) continue;")
         place(w, inside, f"c * {team.lanes} + t", loops)
-        lanes.write(inside, stage.roots, stage.stores, lambda: fold_all(w, stage))
+        lanes.write(inside, stage.roots, stage.stores, lambda: fold_all(w, stage.reductions))
         walk = f"for ({w.d.index_type} c = 0; c < {team.each}; c++) {{"
         body += ["#pragma unroll" if kept else "#pragma unroll 4", walk, inside, "}"]
     for r in stage.reductions:
-        kind = accumulator(w, r)
         if team.lanes <= WARP:
-            value = f"tj_across<tj_{r.kind}, {team.lanes}>(w{r.number}, mask)"
+            body.append(finished(w, r, f"tj_across<tj_{r.kind}, {team.lanes}>(w{r.number}, mask)"))
         else:
-            body.append(f"__shared__ {kind} s{r.number}[{team.threads // WARP}];")
-            value = f"tj_block<tj_{r.kind}, {team.threads}>(w{r.number}, s{r.number})"
-        body.append(finished(w, r, value))
+            body.append(finished(w, r, _of_block(w, r, body, team)))
+    _row_after(w, k, stage, body, team)
+
+
+def _row_after(w: Writer, k: Kernel, stage: Stage, body: Block, team: Team) -> None:
     if stage.after:
         if reload_hazard(k, stage):
             body.append("__syncwarp(mask);" if team.lanes <= WARP else "__syncthreads();")
         once(w, body, stage.after, "t == 0")
 
 
-def fold_all(w: Writer, stage: Stage, lane: str = "") -> None:
-    for r in stage.reductions:
+def _of_block(w: Writer, r: Reduction, body: Block, team: Team) -> str:
+    body.append(f"__shared__ {accumulator(w, r)} s{r.number}[{team.threads // WARP}];")
+    return f"tj_block<tj_{r.kind}, {team.threads}>(w{r.number}, s{r.number})"
+
+
+def _row_pair(p: Pass, body: Block, team: Team, loops: list[Var]) -> None:
+    """The first two stages of a row that a block reads, in one pass."""
+    w, stages = p.w, p.k.stages[:2]
+    body += [f"{accumulator(w, r)} w{r.number} = {first(w, r)};" for stage in stages for r in stage.reductions]
+    body += p.before()
+    inside = Block()
+    if team.each * team.lanes != team.chunks:
+        inside.append(f"if (c * {team.lanes} + t >= {team.chunks}) continue;")
+    place(w, inside, f"c * {team.lanes} + t", loops)
+    p.chunk(inside, lambda reductions, where: lambda: fold_all(w, reductions, where=where))
+    body += ["#pragma unroll 2", f"for ({w.d.index_type} c = 0; c < {team.each}; c++) {{", inside, "}"]
+    body += [finished(w, r, _of_block(w, r, body, team)) for r in stages[0].reductions]
+    body += p.between()
+    second = _of_block(w, p.pair.second, body, team)
+    body.append(f"const {accumulator(w, p.pair.second)} p{p.b} = {second};")
+    body.append(finished(w, p.pair.second, p.after(f"p{p.b}")))
+    for stage in stages:
+        _row_after(w, p.k, stage, body, team)
+
+
+def fold_all(w: Writer, reductions: list[Reduction], lane: str = "", where: Mapping[int, str] = MappingProxyType({})) -> None:
+    """Into w0, w1, ..., or where `where` says."""
+    for r in reductions:
         value = w.name(r.value)
-        w.scopes[-1][1].append(folded(w, r, f"w{r.number}{lane}", value))
+        w.scopes[-1][1].append(folded(w, r, where.get(r.number, f"w{r.number}{lane}"), value))
 
 
 def once(w: Writer, body: Block, stores: list[Store], when: str) -> None:

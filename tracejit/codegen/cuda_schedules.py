@@ -66,13 +66,14 @@ class Lanes:
         self.w, self.chunk = w, chunk
         self.kept: dict[Expr, str] = {}
         self.filled: dict[Expr, str] = {}
+        self.bound: dict[Expr, str] = {}                       # values that have a C name already
         self.columns = False                                   # reductions are arrays over lanes
 
     def write(self, block: Block, roots: list[Expr], stores: list[Store], fold: Callable[[], None]) -> None:
         """`fold` writes what else happens at each lane."""
         w, names = self.w, {}
         w.at_loop(self.chunk.moving, self.columns)
-        w.special, w.places = {}, {}
+        w.special, w.places = dict(self.bound), {}
         w.scopes = [(names, block)]
         for e in sorted({e for r in roots for e in below(r) if e.op == "load"}, key=lambda e: e.number):
             self._load(block, e)

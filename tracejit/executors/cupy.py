@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, Callable, Optional
 
 import torch
+from torch.autograd.graph import increment_version
 
 from ..codegen.calls import call_of
 from ..codegen.cuda_source import CudaSource, Launch, cuda_source
@@ -195,6 +196,8 @@ class CudaRegion:
                          for b, offset in zip(launch.buffers, launch.offsets)]
             arguments = (packed(addresses, launch),) if launch.table else tuple(addresses)
             function((launch.grid, launch.copies, 1), (launch.block, 1, 1), arguments, 0, stream)
+        if plan.written:
+            increment_version([tensors[n] for n in plan.written])
         return [plan.result(o, tensors) for o in plan.outputs]
 
     def _program_for(self, starts: list[int]) -> "_Program":
@@ -223,7 +226,8 @@ class _Program:
 
 
 class _Plan:
-    """Which tensor holds which storage. starts: (tensor, bytes before its data) of each; made: layouts of what is allocated."""
+    """Which tensor holds which storage. starts: (tensor, bytes before its data) of each; made: layouts of what is allocated;
+    written: arguments whose versions go up, so that autograd sees the write."""
 
     def __init__(self, region: BoundSymbol, source: CudaSource) -> None:
         roots = list(source.made.values())
@@ -232,6 +236,8 @@ class _Plan:
         self.proxies: list[TensorProxy] = [*region.args, *roots]
         self.number: dict[int, int] = {}
         self.starts: list[tuple[int, int]] = []
+        written = {w.storage for w in region.written}
+        self.written = [n for n, p in enumerate(region.args) if p.storage in written]
         for n, p in enumerate(self.proxies):
             if p.storage not in self.number:
                 self.number[p.storage] = len(self.starts)
