@@ -6,7 +6,7 @@ import torch
 
 import shim
 import tracejit
-from proof import ARCHITECTURES, exact, needs_nvrtc, prove, thin
+from proof import ARCHITECTURES, assert_facts, exact, needs_nvrtc, prove, thin
 from programs import values
 from shim import ORDERS
 from tracejit.codegen.cuda_source import cuda_source
@@ -44,6 +44,20 @@ def test_a_pointer_that_is_not_aligned_takes_the_scalar_text():
     for arch in ARCHITECTURES:
         (facts,) = nvrtc.facts_of(nvrtc.compile_text(scalar.text, arch)).values()
         assert set(facts.loads) == set(facts.stores) == {4}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_many_operands_do_not_spill(dtype):
+    def chain(*xs):
+        out = xs[0]
+        for x in xs[1:]:
+            out = out * 1.5 + x.exp()
+        return out, out > 0
+    lowered = tracejit.lower(chain, *[values((4096,), dtype, n) for n in range(20)])
+    for kernel in lowered.kernels:
+        for arch in ARCHITECTURES:
+            for facts in assert_facts(kernel, arch).values():
+                assert facts.spills == facts.stack == 0
 
 
 def test_windows_at_chunks_keep_their_vectors():

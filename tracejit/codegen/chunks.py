@@ -7,10 +7,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Optional
 
+import torch
+
 from .index import Index, Quotient, Remainder, Var, atoms, combine, floordiv, mod
 from .kernel import Expr, Kernel, Store
 
 VECTOR_BYTES = 16            # of the widest access of a thread
+HELD_DOUBLES = 24            # of a chunk's operands and results, that one thread has room for in registers
 HEAVY_LANES = 64             # costly operations, times lanes, that one thread takes without running out of registers
 
 
@@ -38,11 +41,14 @@ class Chunk:
 
 def width_of(k: Kernel, v: Var, heavy: int, ragged: bool) -> int:
     """The largest power of two of elements that some access can move at once. ragged: the last chunk need not be whole."""
-    accesses = [(s.index, s.value.dtype.itemsize) for s in k.stores_full] + [
-        (e.index, e.dtype.itemsize) for e in k.expressions if e.op == "load"]
-    accesses = [(i, n) for i, n in accesses if i.coefficient(v) == 1 and i.affine_in(v)]
+    loaded = {(e.extra[0], e.index): e for e in k.expressions if e.op == "load"}
+    every = [*((s.index, s.value.dtype) for s in k.stores_full), *((e.index, e.dtype) for e in loaded.values())]
+    accesses = [(i, dtype.itemsize) for i, dtype in every if i.coefficient(v) == 1 and i.affine_in(v)]
+    doubles = sum(dtype is torch.float64 for _, dtype in every)
     width = VECTOR_BYTES // min((n for _, n in accesses), default=VECTOR_BYTES)
     while width > 4 and heavy * width > HEAVY_LANES:
+        width //= 2
+    while width > 1 and doubles * width > HELD_DOUBLES:
         width //= 2
     while width > 1:
         whole = v.size % width == 0 or ragged and v.size > width
