@@ -27,10 +27,12 @@ extern "C" __device__ void __assertfail(const char *, const char *, unsigned, co
   if (i >= 0 && i < n) return i; \
   if (valid) __assertfail(message, TJ_FILE, TJ_LINE, TJ_FUNCTION, 1); \
   return 0; }
-CHECKED(1, "index out of range in self")  /* tj_checked_1( tj_checked_2( tj_checked_4( tj_checked_5( */
+CHECKED(1, "index out of range in self")  /* tj_checked_1( tj_checked_2( tj_checked_4( tj_checked_5( tj_checked_6( tj_checked_7( */
 CHECKED(2, "index is out of bounds")
 CHECKED(4, "Target is out of bounds.")
 CHECKED(5, "all elements of input and target should be between 0 and 1")
+CHECKED(6, "float division by zero")
+CHECKED(7, "a power of numbers is out of range, or complex")
 
 EW i64 tj_floor_quotient(i64 a, i64 k) { return a >= 0 ? a / k : -((k - 1 - a) / k); }
 
