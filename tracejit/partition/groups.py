@@ -40,7 +40,7 @@ class Group:
     written: dict[int, list[TensorProxy]] = field(default_factory=dict)          # by storage
     reads: dict[int, set[TensorProxy]] = field(default_factory=dict)             # memory read, by storage
     origins: dict[TensorProxy, frozenset[TensorProxy]] = field(default_factory=dict)   # value -> memory it is made from
-    spread: set[TensorProxy] = field(default_factory=set)      # memory that is read other than index for index
+    spread: set[TensorProxy] = field(default_factory=set)      # memory that is read neither index for index nor row by row
 
     @property
     def whole(self) -> bool:
@@ -166,12 +166,11 @@ class Membership:
         return frozenset((a,)) if a.storage in self.memory else g.origins.get(self.root(a), frozenset())
 
     def _memory_with(self, g: Group, b: BoundSymbol) -> Optional[set[TensorProxy]]:
-        """Memory that b makes be read other than index for index; None when that memory, or what b writes, forbids it."""
+        """Memory that b makes be read in other rows than those that read it; None when that memory, or what b writes, forbids it."""
         spread: set[TensorProxy] = set()
         read = {r for r in b.reads if r.storage in self.memory}
         for a in b.reads:
-            through_view = a.storage not in self.memory and self.root(a) is not a
-            if through_view or not _index_for_index(b, a):
+            if not self._stays_in_row(g, b, a):
                 spread |= self._origins(g, a)
         for r in spread | read:
             for w in g.written.get(r.storage, ()):
@@ -184,6 +183,21 @@ class Membership:
                 if overlaps(r.bytes, w.bytes) and (not r.same_view(w) or r in g.spread or r in spread):
                     return None
         return spread
+
+
+    def _stays_in_row(self, g: Group, b: BoundSymbol, a: TensorProxy) -> bool:
+        """Does each iteration need `a` at its own index or, made by or for a reduction, in its own row? (`_place` has seen to the rows.)"""
+        if (a.storage in self.memory or self.root(a) is a) and (_index_for_index(b, a) or is_reduction(b) and a is b.tensor_args[0]):
+            return True
+        if self.root(a) not in g.rows or not is_elementwise(b):
+            return False
+        shape, rows = (b.written or b.tensor_outputs)[0].shape, g.rows[self.root(a)]
+        return all(shape == r.shape or shape == a.shape and _lies_in(r.shape, a) == rows.full for r in self._origins(g, a))
+
+
+def _lies_in(shape: tuple[int, ...], a: TensorProxy) -> Optional[RowMap]:
+    stride = broadcast_stride(a, shape)
+    return None if stride is None else collapse(shape, stride)
 
 
 def _index_for_index(b: BoundSymbol, a: TensorProxy) -> bool:

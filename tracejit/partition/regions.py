@@ -20,8 +20,10 @@ What a region is, for whoever generates code for it:
     (aligned; proved on strides), and a large whole-tensor reduction is not followed by full-size work on its result.
   - Memory: no call of a region reads or overwrites bytes that an earlier call of the same region wrote. Bytes that a
     later call writes may be read before when read and written views are the same and all that is computed from
-    them in the region is pointwise at the same shape: then each element is read at the index where it is written.
-    A kernel loads all that an element needs before it stores any of it (`a[0], a[-1] = a[-1].clone(), a[0].clone()`).
+    them in the region is pointwise at the same shape, or a reduction's, used in the rows that it reduces: then each element is
+    read at the index, or in the row, where it is written.
+    A kernel loads all that an element needs before it stores any of it (`a[0], a[-1] = a[-1].clone(), a[0].clone()`), and, where
+    it reduces what it stores to, all that a row needs before it stores any of that row.
   - Calls that may raise stand before the writes of later regions and after those of earlier ones: a kernel holds either
     calls that may raise or `copy_`, never both. Several may share a kernel: it must report the first in program order.
 """

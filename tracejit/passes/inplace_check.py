@@ -4,11 +4,15 @@ In: the final trace, and the trace before executors claimed, merged or moved any
 Guaranteed, else InplaceCopyError with the op, the argument, the region and the user's line:
   - every read of memory sees the writes that it saw in the reference, and overlapping writes keep their order;
   - inside a fusion region, memory that the region writes is read only index for index: by pointwise ops whose result
-    has the shape of what is read, down to the write; and two writes of one region overlap only if they are the same view.
+    has the shape of what is read, down to the write; or row by row: reductions over one set of dims may read it, and what they
+    make may meet the elements of its own row again. A kernel loads all that a row needs before it stores there.
+  - two writes of one region overlap only if they are the same view.
 """
 from __future__ import annotations
 
 from typing import Any, Iterator, Optional
+
+import torch
 
 from ..errors import InplaceCopyError
 from ..ir.memory import overlaps
@@ -91,33 +95,83 @@ def _check_region(region: BoundSymbol) -> None:
         _check_reads(region, written)
 
 
+Dims = tuple[Optional[int], ...]              # the dim of the memory that each dim of a value follows, or None
+Ties = dict[TensorProxy, Dims]                # by the written memory that a value is made from
+
+
 def _check_reads(region: BoundSymbol, written: dict[int, list[TensorProxy]]) -> None:
-    """Values made from memory that the region writes may be used only at the index at which they were read.
+    """Values made from memory that the region writes may be used only at the index, or in the row, at which they were read.
 
     written: what the region writes, by storage."""
-    tied: dict[TensorProxy, TensorProxy] = {}                  # value -> the written memory that it was read from
+    tied: dict[TensorProxy, Ties] = {}
+    reduced: dict[TensorProxy, frozenset[int]] = {}            # the dims over which memory is reduced
     for sub in region.subsymbols:
-        read = sub.reads
+        read, made = sub.reads, {}
         for a in read:
             hit = next((w for w in written.get(a.storage, ()) if overlaps(a.bytes, w.bytes)), None)
             if hit is not None and not a.same_view(hit):
                 _refuse(region, sub, a, f"overlaps {hit.name}, which the region writes, but is another view")
-            origin = a if hit is not None else tied.get(a)
-            if origin is None:
-                continue
-            if not _index_for_index(sub, a):
-                _refuse(region, sub, origin, "is written in the region and read other than index for index")
-            tied.update((o, origin) for o in sub.tensor_outputs if o not in sub.tensor_args)
-        shown = {o.storage for o in sub.tensor_outputs}
-        for a in (a for a in sub.tensor_args if a in tied and a not in read):
-            if a not in sub.written and a.storage in shown:    # `fill` and the like take nothing but its shape
-                _refuse(region, sub, tied[a], "is written in the region and read through a view of its value")
+            for memory, dims in ({hit: tuple(range(len(a.shape)))} if hit is not None else tied.get(a, {})).items():
+                dims = _followed(sub, a, memory, dims, reduced)
+                dims = dims and _merged(dims, made.get(memory, dims))
+                if dims is None:
+                    _refuse(region, sub, memory, "is written in the region and read other than index for index")
+                made[memory] = dims
+        if made:
+            tied.update((o, made) for o in sub.tensor_outputs if o not in sub.tensor_args)
+        for a in (a for a in sub.tensor_args if a in tied and a not in read and a not in sub.written):
+            for o in (o for o in sub.tensor_outputs if o.storage == a.storage):        # `fill` and the like take nothing but its shape
+                seen = {memory: _seen_through(a, o, dims) for memory, dims in tied[a].items()}
+                if None in seen.values():
+                    _refuse(region, sub, next(iter(seen)), "is written in the region and read through a view of its value")
+                tied[o] = seen
 
 
-def _index_for_index(sub: BoundSymbol, a: TensorProxy) -> bool:
+def _followed(sub: BoundSymbol, a: TensorProxy, memory: TensorProxy, dims: Dims, reduced: dict) -> Optional[Dims]:
+    """The dims that a result follows when `sub` reads `a`; None when an iteration needs other rows of the memory than its own."""
+    rank = len(memory.shape)
+    if sub.sym.overload is not None and torch.Tag.reduction in sub.sym.overload.tags:
+        over = _reduced_dims(sub, len(a.shape))
+        in_place = len(dims) == rank and all(d in (k, None) for k, d in enumerate(dims))
+        those = frozenset(k for k in over if a.shape[k] > 1)
+        if a is not sub.tensor_args[0] or not in_place or reduced.setdefault(memory, those) != those:
+            return None
+        kept = len(sub.tensor_outputs[0].shape) == rank
+        return tuple(None if k in over else d for k, d in enumerate(dims) if kept or k not in over)
     target = sub.written[0] if sub.written else sub.tensor_outputs[0] if sub.tensor_outputs else None
-    return target is not None and target.shape == a.shape and (
-        sub.sym.pointwise or sub.sym.packet == "copy_" or sub.sym in (RESTRIDE, EXACT_COPY))
+    if target is None or not (sub.sym.pointwise or sub.sym.is_copy or sub.sym in (RESTRIDE, EXACT_COPY)):
+        return None
+    found = (None,) * (len(target.shape) - len(a.shape)) + tuple(d if n > 1 else None for d, n in zip(dims, a.shape))
+    if len(target.shape) != rank:                              # a value of one element a row
+        rows = memory in reduced and target.shape == a.shape and not reduced[memory] & set(found)
+        in_order = [d for d in found if d is not None]
+        return found if rows and in_order == sorted(in_order) else None
+    free = reduced.get(memory, frozenset())
+    return found if all(n == 1 or d == k or d is None and k in free for k, (d, n) in enumerate(zip(found, target.shape))) else None
+
+
+def _merged(one: Dims, other: Dims) -> Optional[Dims]:
+    if len(one) != len(other) or any(None not in (d, e) and d != e for d, e in zip(one, other)):
+        return None
+    return tuple(e if d is None else d for d, e in zip(one, other))
+
+
+def _reduced_dims(sub: BoundSymbol, rank: int) -> set[int]:
+    """What the argument called `dim` says; all dims without one."""
+    at = next((k for k, argument in enumerate(sub.sym.overload._schema.arguments) if argument.name == "dim"), len(sub.args))
+    dim = sub.args[at] if at < len(sub.args) else sub.kwargs.get("dim")
+    dims = [dim] if isinstance(dim, int) else dim or range(rank)
+    return {d % rank for d in dims} if rank else set()
+
+
+def _seen_through(a: TensorProxy, o: TensorProxy, dims: Dims) -> Optional[Dims]:
+    """The dims that a view of a value follows, told by strides; None when it leaves elements out or reads them otherwise."""
+    of_stride = {s: k for k, (n, s) in enumerate(zip(a.shape, a.stride)) if n > 1}
+    walked = [(n, s) for n, s in zip(o.shape, o.stride) if n > 1 and s]
+    if (o.reading, o.offset) != (a.reading, a.offset) or len(of_stride) != sum(n > 1 for n in a.shape) or any(
+            s not in of_stride or a.shape[of_stride[s]] != n for n, s in walked):
+        return None
+    return tuple(dims[of_stride[s]] if n > 1 and s else None for n, s in zip(o.shape, o.stride))
 
 
 def _refuse(region: BoundSymbol, sub: BoundSymbol, argument: TensorProxy, why: str) -> None:
