@@ -23,6 +23,19 @@ def attention(q, k):
     return q @ k[:, :, :8].transpose(-1, -2)
 
 
+@pytest.mark.parametrize("program", [
+    lambda w: w.t().detach(), lambda w: w.detach().t(), lambda w: w.t().view(torch.float32)[0], lambda w: w.detach().unsqueeze_(0),
+    lambda w: (w * 2, w.t().detach()[1:])], ids="last first dtype moved beside".split())
+def test_detached_views_of_what_requires_gradients_require_none(program):
+    w = torch.randn(3, 3, requires_grad=True)
+    jitted = tracejit.jit(program, fallback="error")
+    for _ in range(2):
+        for leaf in (w, w * 2):
+            ours, theirs = (r if isinstance(r, tuple) else (r,) for r in (jitted(leaf), program(leaf)))
+            assert [t.requires_grad for t in ours] == [t.requires_grad for t in theirs]
+            assert all(map(torch.equal, ours, theirs)) and ours[-1].untyped_storage()._cdata == leaf.untyped_storage()._cdata
+
+
 def test_a_chain_of_views_is_one_call():
     trace = compiled(attention, torch.randn(1, 4, 1, 16), torch.randn(1, 4, 32, 16))
     assert views_of(trace).count("as_strided") == 1 and len(views_of(trace)) <= 3

@@ -238,7 +238,7 @@ class _Capture:
         if self.level.takes_gradients and because in ("", AUTOGRAD):
             because, grads, spent = self.whole_step(outputs)
         recorder = self.level.recorder
-        now = tuple(map(recorder.named, outputs))
+        now = tuple(map(recorder.named, self.without_history(outputs)))
         objects = tuple(recorder.object_proxy(o) if isinstance(o, torch.Tensor) else number_of(o) or o for o in outputs)
         notes = {"modes": self.modes}
         inputs = tuple(self.proxies)
@@ -250,6 +250,16 @@ class _Capture:
         if because and unnamed:
             raise UnsupportedError(f"{because}: {unnamed}")
         return Capture(calls, ops, structure, results, tuple(effects), self.guards(), because, grads, spent, joint, unnamed)
+
+    def without_history(self, outputs: list) -> list:
+        """Results whose metadata moved are views of what they lie in; one that is detached from an input is detached once more."""
+        recorder = self.level.recorder
+        homes = {f.untyped_storage()._cdata for f in map(self.fakes.find, self.tensors) if f.requires_grad}
+        moved = {id(o): o for o in outputs if isinstance(o, torch.Tensor) and not o.requires_grad and self.fakes.real_of(o) is None
+                 and o.untyped_storage()._cdata in homes and recorder.proxy(o) is not recorder.object_proxy(o)}
+        with self.fakes.mode, recorder:
+            detached = {key: torch.ops.aten.detach.default(o) for key, o in moved.items()}
+        return [detached.get(id(o), o) for o in outputs]
 
     def join(self, ops: Trace, outputs: list) -> tuple[Optional[Joint], str]:
         """The recording with its backward pass, or why there is none; neither when nothing visible has history."""

@@ -4,6 +4,7 @@ In: the trace that runs. Out: the same, where
   - a chain of views between torch's calls is one `as_strided` of the tensor that they all view,
   - a view that is its parent over again is its parent, unless it is a result, goes to a region, or has to do with writes,
   - views that nothing uses are gone.
+A detached view of an argument that requires gradients stays one: under `no_grad`, too, views require what they view requires.
 Guaranteed: every other call reads and writes the same bytes, under names of the same layout.
 """
 from __future__ import annotations
@@ -18,6 +19,8 @@ from ..ir.symbol import aten_symbol
 from ..ir.trace import BoundSymbol, Trace
 from ..ir.trees import map_leaves
 
+# Views that do not require gradients, whatever they view.
+_WITHOUT_HISTORY = (torch.ops.aten.detach.default, torch.ops.aten.view.dtype)
 # By its public name, which is the cheapest to call.
 AS_STRIDED = replace(aten_symbol(torch.ops.aten.as_strided.default), fn=torch.as_strided)
 
@@ -36,6 +39,9 @@ def short_views(trace: Trace) -> Trace:
         parent = _viewed(b)
         if parent is not None:
             root, view = bottom.get(parent, parent), b.output
+            if root.requires_grad and b.sym.overload in _WITHOUT_HISTORY:
+                calls.append(b)                                # it is a bottom of its own
+                continue
             if view.same_view(parent) and view.stride == parent.stride and view not in fixed and (
                     view.storage not in trace.written_storages):
                 same[view] = parent
