@@ -128,6 +128,11 @@ class Recorder(TorchDispatchMode):
         self.proxy(t)
         return self._first[id(t)]
 
+    @property
+    def moved_storages(self) -> set[int]:
+        """Those of objects whose metadata moved."""
+        return {p.storage for key, p in self._now.items() if p is not self._first[key]}
+
     def knows(self, t: torch.Tensor) -> bool:
         return id(t) in self._now
 

@@ -252,11 +252,11 @@ class _Capture:
         return Capture(calls, ops, structure, results, tuple(effects), self.guards(), because, grads, spent, joint, unnamed)
 
     def without_history(self, outputs: list) -> list:
-        """Results whose metadata moved are views of what they lie in; one that is detached from an input is detached once more."""
+        """Where metadata moved, views are told by what they lie in; those that are detached from an input are detached once more."""
         recorder = self.level.recorder
-        homes = {f.untyped_storage()._cdata for f in map(self.fakes.find, self.tensors) if f.requires_grad}
-        moved = {id(o): o for o in outputs if isinstance(o, torch.Tensor) and not o.requires_grad and self.fakes.real_of(o) is None
-                 and o.untyped_storage()._cdata in homes and recorder.proxy(o) is not recorder.object_proxy(o)}
+        homes = {p.storage for p in self.proxies if p.requires_grad} & recorder.moved_storages
+        moved = {id(o): o for o in outputs if homes and isinstance(o, torch.Tensor) and not o.requires_grad
+                 and self.fakes.real_of(o) is None and recorder.proxy(o).storage in homes}
         with self.fakes.mode, recorder:
             detached = {key: torch.ops.aten.detach.default(o) for key, o in moved.items()}
         return [detached.get(id(o), o) for o in outputs]
