@@ -1,9 +1,11 @@
 """A character transformer learns the LICENSE of this repository, then decodes with an in-place KV cache.
 
-The decode step runs eagerly and jitted, side by side.
-Ends with status 1 when the two generated texts differ, or the two caches by more than rounding.
+The training step (forward, backward, AdamW) and the decode step run eagerly and jitted, side by side.
+Ends with status 1 when the losses drift apart, the two generated texts differ, or the two caches by more than rounding.
 """
 import argparse
+import copy
+import itertools
 import statistics
 import sys
 import time
@@ -19,32 +21,89 @@ from char_model import CharTransformer
 TEXT = Path(__file__).resolve().parents[1] / "LICENSE"
 PROMPT = "2. Grant of Copyright License."
 ROUNDING = 1e-4                 # of the largest number in a cache
+DRIFT = 0.05                    # of a loss: rounding grows with every step of training
 
 
 def options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=500, help="of training")
+    parser.add_argument("--picture", type=Path, default=Path("loss.png"), help="where the losses are drawn")
     parser.add_argument("--characters", type=int, default=200, help="to decode")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and batches")
     parser.add_argument("--lines", type=int, default=40, help="of the final trace to print")
     return parser.parse_args()
 
 
-def train(model, data, steps, batch=16, length=96):
-    """Plain eager training on random windows of the text, until the model knows it nearly by heart."""
-    optimizer = torch.optim.AdamW(model.parameters())
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=6e-3, total_steps=steps)
+class Trainer:
+    """One training run: a model, its optimizer and schedule, and what each step lost and took."""
+
+    def __init__(self, model, steps, jitted):
+        self.model, self.optimizer = model, torch.optim.AdamW(model.parameters())
+        self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, max_lr=6e-3, total_steps=steps)
+        self.step = tracejit.jit(self.plain_step, fallback="error") if jitted else self.plain_step
+        self.losses, self.seconds = [], []
+
+    def plain_step(self, characters):
+        self.optimizer.zero_grad()
+        scores = self.model(characters[:, :-1])
+        loss = F.cross_entropy(scores.flatten(0, 1), characters[:, 1:].flatten())
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+    def advance(self, characters):
+        start = time.perf_counter()
+        self.losses.append(self.step(characters))
+        self.seconds.append(time.perf_counter() - start)
+        self.schedule.step()     # changes the learning rate and the first beta, both inputs of the one program
+
+
+def train(runs, data, steps, batch=16, length=96):
+    """Training on random windows of the text, until the models know it nearly by heart; the runs take turns at going first."""
     windows = data.unfold(0, length + 1, 1)
     progress = tqdm(range(steps), desc="training", unit="step")
-    for _ in progress:
+    for i in progress:
         chosen = windows[torch.randint(len(windows), (batch,))]
-        scores = model(chosen[:, :-1])
-        loss = F.cross_entropy(scores.flatten(0, 1), chosen[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        progress.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
+        for run in runs if i % 2 else reversed(runs):
+            run.advance(chosen)
+        progress.set_postfix(loss=f"{runs[-1].losses[-1]:.3f}", refresh=False)
+
+
+def peak_of_a_step(run, characters):
+    """Bytes that a step has allocated at most, beside what there was before it; the model trains one step more for it."""
+    with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        run.step(characters)
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    return max(itertools.accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
+
+
+def draw(picture, eager, fast):
+    """The losses of both runs, one upon the other, as a PNG file."""
+    from matplotlib.figure import Figure
+    figure = Figure(figsize=(7, 4))
+    axes = figure.subplots()
+    axes.plot(eager.losses, label="eager", linewidth=3, color="lightgray")
+    axes.plot(fast.losses, label="jitted", linewidth=1)
+    axes.set(xlabel="step of training", ylabel="loss", yscale="log", title="A character transformer learns a text")
+    axes.legend()
+    figure.savefig(picture, dpi=120)
+
+
+def report_training(eager, fast, characters, picture):
+    """Prints what training came to and cost; True when the losses of both runs are the same up to rounding."""
+    apart = max(abs(a - b) / a for a, b in zip(eager.losses, fast.losses))
+    info, kernels = fast.step.cache_info(), fast.step.kernels
+    print(f"\ntraining: {len(eager.losses)} steps, loss {fast.losses[0]:.3f} to {fast.losses[-1]:.3f} (eager {eager.losses[-1]:.3f}); "
+          f"largest difference {apart:.1e} of a loss, {abs(eager.losses[0] - fast.losses[0]) / eager.losses[0]:.1e} at the first step")
+    print(f"programs compiled: {info.entries}; calls that fell back: {info.fallbacks}; kernels of the last one: {len(kernels)}")
+    print("the first steps, with the compiles: " + ", ".join(f"{s * 1e3:.0f} ms" for s in fast.seconds[:3]))
+    medians = [statistics.median(run.seconds[3:] or run.seconds) * 1e3 for run in (eager, fast)]
+    print(f"median of a step: eager {medians[0]:.1f} ms, jitted {medians[1]:.1f} ms, eager / jitted {medians[0] / medians[1]:.2f}")
+    peaks = [peak_of_a_step(run, characters) / 1e6 for run in (eager, fast)]
+    print(f"memory that a step allocates at most: eager {peaks[0]:.1f} MB, jitted {peaks[1]:.1f} MB")
+    draw(picture, eager, fast)
+    print(f"losses drawn in {picture}")
+    return apart < DRIFT
 
 
 class Decoder:
@@ -130,7 +189,9 @@ def main():
     model = CharTransformer(len(alphabet))
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(text):,} characters, "
           f"torch {torch.__version__}")
-    train(model, torch.tensor([number[character] for character in text]), opts.steps)
+    data = torch.tensor([number[character] for character in text])
+    trained = [Trainer(copy.deepcopy(model), opts.steps, jitted=False), Trainer(model, opts.steps, jitted=True)]
+    train(trained, data, opts.steps)
 
     jitted = tracejit.jit(model.decode_step, fallback="error")
     context = len(prompt) + opts.characters
@@ -138,7 +199,9 @@ def main():
     decode(runs, prompt, opts.characters)
     show_trace(jitted, opts.lines)
     texts = ["".join(alphabet[token] for token in run.tokens[len(prompt) - 1:]) for run in runs]
-    sys.exit(0 if report(jitted, *runs, texts) else 1)
+    same_text = report(jitted, *runs, texts)
+    same_losses = report_training(*trained, data.unfold(0, 97, 1)[:16], opts.picture)
+    sys.exit(0 if same_text and same_losses else 1)
 
 
 if __name__ == "__main__":

@@ -4,4 +4,5 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/venv.sh"
 
 prepare_venv demo
+export KINETO_LOG_LEVEL=6        # of the profiler that measures memory: no notes
 exec "$venv_python" "$root/scripts/demo.py" "$@"

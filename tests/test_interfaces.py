@@ -204,3 +204,8 @@ def test_torch_compile_finds_the_backend_by_its_name(tmp_path):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
                           env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)})
     assert done.returncode == 0, done.stderr
+
+
+def test_a_number_that_is_known_at_run_time_is_refused():
+    with pytest.raises(tracejit.UnsupportedError, match="at run time"):
+        tracejit.functionalize(lambda s, x: x * s.item())(torch.tensor(2.0), torch.ones(3))

@@ -363,4 +363,4 @@ def test_a_schedule_of_learning_rates_is_one_program(kind, executors):
             torch.testing.assert_close(p, q, rtol=0, atol=0) if executors == ["torch"] else torch.testing.assert_close(p, q, atol=1e-5, rtol=1e-4)
         schedule.step()
         others.step()
-    assert jitted.cache_info().misses <= 3
+    assert jitted.cache_info().misses == 2                     # the first step makes the optimizer's state

@@ -8,9 +8,9 @@ from __future__ import annotations
 import operator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Hashable, Iterator, Optional
+from typing import Any, Callable, Hashable, Iterator
 
-from .guards import Group, Guards
+from .guards import Guards
 from .inputs import CallInputs
 from .locations import Location, place
 from .state import CellSlot, ItemSlot, NameSlot, RootSlot, freeze, items_of, safe_key
@@ -55,19 +55,16 @@ def _replaced(container: Any, step: Any, item: Any) -> Any:
 # ---------------------------------------------------------------- which floats have changed
 
 def changed_floats(groups: Any, call: CallInputs) -> tuple[Location, ...]:
-    """The places of floats that are all that keeps this call from an entry there is."""
-    return next(filter(None, (_changed_in(group, call) for group in groups if group.guards.locations)), ())
-
-
-def _changed_in(group: Group, call: CallInputs) -> Optional[tuple[Location, ...]]:
-    values = [location.read(call.roots) for location in group.reader.locations]
-    now = [safe_key(v) for v in values]
-    for known in group.reader.known:
-        found: list[Location] = []
-        if all(location.root is None and _differ(location.slot, location.path, value, a, b, found)
-               for location, value, a, b in zip(group.reader.locations, values, known, now) if a != b):
-            return tuple({p.ident: p for p in found}.values())
-    return None
+    """The places of floats that are not what they were for the latest entry of a group, in containers that are otherwise equal."""
+    found: dict[Hashable, Location] = {}
+    for group in groups:
+        locations = group.reader.locations
+        for location, before in zip(locations, group.reader.latest) if locations else ():
+            value = location.read(call.roots)
+            here: list[Location] = []
+            if location.root is None and _differ(location.slot, location.path, value, before, safe_key(value), here):
+                found.update((p.ident, p) for p in here)
+    return tuple(found.values())
 
 
 def _differ(slot: Any, path: str, value: Any, before: Hashable, now: Hashable, found: list[Location]) -> bool:

@@ -77,9 +77,9 @@ class KeyReader:
         return self._tokens.setdefault(keys, len(self._tokens))
 
     @property
-    def known(self) -> list[tuple]:
-        """The keys that are registered, the last ones first."""
-        return list(self._tokens)[::-1]
+    def latest(self) -> tuple:
+        """The keys that were registered last."""
+        return next(reversed(self._tokens))
 
     def token(self, keys: tuple) -> int | None:
         """The token of `keys`, if they are registered."""

@@ -30,6 +30,9 @@ def functional_trace(fn: Callable, call: CallInputs, name: str) -> tuple[Capture
         captured = capture(fn, call, name)
     if captured.effects:
         raise UnsupportedError(f"{name} stores something in Python state, which a graph cannot: {captured.effects[0].write}")
+    number = next((b for b in captured.ops.bound_symbols if b.sym.numbers), None)
+    if number is not None:
+        raise UnsupportedError("a number that is known at run time has no form in a graph of ATen ops", where=str(number.source))
     traces = [captured.ops]
     run_stages((("write_backs_last", write_backs_last), *FUNCTIONAL), traces)
     return captured, _writes_last(traces[-1])
