@@ -249,6 +249,22 @@ def test_a_value_that_is_needed_stays_a_guard():
         assert torch.equal(jfn(x), program(x))
 
 
+def test_other_state_may_change_beside():
+    class Mean:
+        count, scale, names = 0, 1.0, ("a",)
+
+        def add(self, x):
+            self.count += 1
+            return x * (self.scale / (self.count + len(self.names)))
+
+    mean = Mean()
+    mean.count, mean.scale, mean.names = 0, 1.0, ("a",)
+    jfn, x = tracejit.jit(mean.add, fallback="error"), torch.randn(8)
+    for k in range(5):
+        mean.scale, mean.names = k / 3, ("a",) * (1 + k // 2)
+        assert torch.equal(jfn(x), x * (k / 3 / (k + 1 + len(mean.names))))
+
+
 def test_another_type_is_another_entry():
     m = Scaled()
     jfn, x = tracejit.jit(m, fallback="error"), torch.randn(64)

@@ -80,9 +80,11 @@ def _differ(slot: Any, path: str, value: Any, before: Hashable, now: Hashable, f
             return False
         found.append(Location(path, slot, freeze(value)))
         return True
+    if now[0] not in _OPENED or len(before) != 2:
+        return False
     if all(type(key) is tuple and key[0] is bool for key in (*before[1], *now[1])):
         return True                                            # how a float compares whose value is left open already
-    if type(value) not in _OPENED or len(before) != 2 or len(before[1]) != len(now[1]):
+    if type(value) is not now[0] or len(before[1]) != len(now[1]):
         return False
     mapping = type(value) is dict
     for (step, item), a, b in zip(items_of(value) if mapping else enumerate(value), before[1], now[1]):
