@@ -266,3 +266,10 @@ def test_an_error_that_comes_after_a_part_of_a_list_was_written_and_is_caught():
     program(a)
     tracejit.jit(program, fallback="silent")(b)
     assert torch.equal(a, torch.tensor([-2, 4])) and torch.equal(a, b)
+
+
+@pytest.mark.parametrize("program", [lambda x, s: torch.add(x, x, alpha=s) * 2, lambda x, s: x.clone().fill_(s) * 2], ids=["alpha", "fill"])
+def test_a_number_that_the_dtype_does_not_hold_raises_though_others_were_taken(program):
+    for value in (0.5, 2e38):
+        assert_parity(lambda x: program(x, value), lambda: [torch.ones(3)])
+    assert_parity(lambda x: program(x, 1e300), lambda: [torch.ones(3)], raises="RuntimeError")

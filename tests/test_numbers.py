@@ -166,7 +166,7 @@ def test_an_error_that_the_program_catches_is_none_of_its_own():
 @both_executors
 @pytest.mark.parametrize("compute, wrong, error", [
     (lambda v: 1 / v, 0.0, ZeroDivisionError), (lambda v: v ** 0.5, -1.0, ArithmeticError), (lambda v: 10.0 ** v, 400.0, ArithmeticError),
-    (lambda v: v ** -1, 0.0, ArithmeticError)], ids="division root overflow reciprocal".split())
+    (lambda v: v ** -1, 0.0, ZeroDivisionError)], ids="division root overflow reciprocal".split())
 def test_arithmetic_raises_where_python_has_no_float(compute, wrong, error, executors):
     def program(s, x):
         return x * compute(s.item())
@@ -380,3 +380,36 @@ def test_a_schedule_of_learning_rates_is_one_program(kind, executors):
         schedule.step()
         others.step()
     assert jitted.cache_info().misses == 2                     # the first step makes the optimizer's state
+
+
+def caught_division(x, s):
+    try:
+        return x * (1 / s)
+    except ZeroDivisionError:
+        return x + 100
+
+
+def caught_division_of_a_sum(x, s):
+    try:
+        return x / (1 / (s - 2))
+    except ZeroDivisionError:
+        return x + 100
+
+
+@both_executors
+@pytest.mark.parametrize("program", [
+    caught_division, caught_division_of_a_sum, lambda x, s: x * (s ** 0.5).real, lambda x, s: x.clone().fill_(s) + 1,
+    lambda x, s: torch.add(x, x, alpha=s) * 2, lambda x, s: x.half().clone().fill_(s) * 2],
+    ids="division division+ root fill alpha half".split())
+def test_an_argument_that_changes_to_a_value_at_which_a_constant_raises(program, executors):
+    jfn = tracejit.jit(program, executors=executors)
+    for value in (0.5, 1.5, 2.5, 0.0, 2.0, -0.0, -1.5, 1e5, 1e300, math.inf, 3.5):
+        want, got = (outcome(f, torch.ones(3), value) for f in (program, jfn))
+        assert type(want) is type(got) and (torch.equal(want, got) if isinstance(want, torch.Tensor) else want == got), value
+
+
+def outcome(f, *args):
+    try:
+        return f(*args)
+    except (ArithmeticError, RuntimeError, TypeError) as error:
+        return type(error).__name__

@@ -103,7 +103,7 @@ class FunctionLevel(TorchFunctionMode):
         super().__init__()
         self.fakes, self.on_new_input, self.watched = fakes, on_new_input, watched
         self.calls: list[BoundSymbol] = []
-        self.recorder = Recorder(fakes, on_new_input, self.source, self.calls.append)
+        self.recorder = Recorder(fakes, on_new_input, self.source, self._on_number)
         self.needs_replay = ""               # why the ATen calls alone do not tell the whole program
         self.named: set[int] = set()         # ids of the fakes that a name stands for at this level
         self.unnamed = ""                    # a tensor that no call at this level made, if one was used
@@ -116,6 +116,12 @@ class FunctionLevel(TorchFunctionMode):
         self.whole = ""                      # a differentiable call of `_KEPT_WHOLE`
         self._inside = 0
         self._line: Optional[SourceLine] = None
+
+    def _on_number(self, b: BoundSymbol) -> None:
+        """Arithmetic on a number that may raise, or give a complex one, as tensors' operations may for their values."""
+        if b.sym in (prims.NUMBER_OPS["truediv"], prims.NUMBER_OPS["pow"]):
+            _refuse_exception_handlers(b.source)
+        self.calls.append(b)
 
     def source(self) -> SourceLine:
         return self._line or user_line()

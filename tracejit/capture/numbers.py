@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any, Callable, NoReturn, Optional
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ..errors import UnsupportedError
 from ..ir.prims import NUMBER_OPS
@@ -95,9 +96,29 @@ def _operator(sym: Symbol, reflected: bool) -> Callable:
             return NotImplemented
         if not (sym is NUMBER_OPS["abs"] or _is_plain_step(sys._getframe(1))) or not all(type(o) in (int, float, bool, Number) for o in others):
             self._refuse()
-        operands = [self.node.proxy, *(o.node.proxy if type(o) is Number else float(o) for o in others)]
-        return Number(NumberNode(self.node.emit(sym, tuple(operands[::-1] if reflected else operands)), self.node.emit, self.node.refuse))
+        operands = [self, *others][::-1] if reflected else [self, *others]
+        _ask_for_a_float(sym, operands)
+        given = tuple(o.node.proxy if type(o) is Number else float(o) for o in operands)
+        return Number(NumberNode(self.node.emit(sym, given), self.node.emit, self.node.refuse))
     return method
+
+
+def _ask_for_a_float(sym: Symbol, operands: list) -> None:
+    """What makes Python's arithmetic raise, or give a complex number, is asked of operands that are inputs, and so guarded."""
+    if sym is NUMBER_OPS["truediv"]:
+        _insist(operands[1], "ne", 0)
+    elif sym is NUMBER_OPS["pow"]:
+        base, exponent = operands
+        if type(exponent) is Number or exponent < 0:
+            _insist(base, "ne", 0)
+        if type(exponent) is Number or not float(exponent).is_integer():
+            _insist(base, "ge", 0)
+
+
+def _insist(a: Any, name: str, other: float) -> None:
+    """An input that does not compare so is needed as a constant."""
+    if type(a) is Number and a.node.value is not None and not _comparison(name)(a, other):
+        a._refuse()
 
 
 def _is_plain_step(frame: FrameType) -> bool:
@@ -135,7 +156,17 @@ def as_number(a: Any) -> Any:
     return Number(a.node) if number_of(a) is not None and type(a) is not Number else a
 
 
-def refuse_unless_elementwise(sym: Symbol) -> None:
-    """A number may be in an operation where it says nothing about shapes, nor whether it raises or draws."""
+def refuse_unless_elementwise(sym: Symbol, args: tuple, kwargs: dict) -> None:
+    """A number may be in an operation where it says nothing about shapes, nor whether it raises or draws.
+
+    An input is guarded to be a value that the elements' dtypes hold, unless it is an operand itself: others raise in eager.
+    """
     if not (sym.pointwise or sym.packet.startswith("_foreach_") or sym.packet in _FILLS) or sym.random:
         raise UnsupportedError(NEEDS_VALUE.format(f"a number in {sym.name}"))
+    kinds = [a.dtype for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor) and a.is_floating_point()]
+    largest = min(torch.finfo(kind).max for kind in kinds or [torch.get_default_dtype()])
+    named = zip((a.name for a in sym.overload._schema.arguments), args)
+    for a in tree_leaves([value for name, value in (*named, *kwargs.items()) if name not in ("self", "other")]):
+        if number_of(a):
+            _insist(as_number(a), "le", largest)
+            _insist(as_number(a), "ge", -largest)

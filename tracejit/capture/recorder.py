@@ -183,7 +183,7 @@ class Recorder(TorchDispatchMode):
         if func is aten._local_scalar_dense.default and flat[0].dtype.is_floating_point:
             return torch.SymFloat(self.number_in(flat[0]))
         if any(isinstance(p, TensorProxy) and p.number for p in before):
-            refuse_unless_elementwise(sym)
+            refuse_unless_elementwise(sym, args, kwargs)
             flat = [some_number(p) if isinstance(p, TensorProxy) and p.number else a for a, p in zip(flat, before)]
             args, kwargs = tree_unflatten(flat, spec)
         written = sym.written(args, kwargs)

@@ -107,14 +107,19 @@ def _strides_in_order(shape: tuple, stride: tuple, wanted: tuple) -> Optional[tu
     return wanted, tuple(found)
 
 
+def _kind(a: Any) -> Hashable:
+    """Of an argument that is no tensor; a number that some dtype does not hold is one of its own."""
+    return (type(a), a) if type(a) in (int, float) and not abs(a) < 128 else type(a)
+
+
 _taken: set[Hashable] = set()        # signatures that the real kernels are known to take
 
 
 def raise_if_no_kernel(sym: Symbol, before: list, spec: Any) -> None:
-    """Fakes take dtypes that the real kernel refuses: ask it once for each op and dtypes."""
+    """Fakes take dtypes that the real kernel refuses, and scalars that these do not hold: ask it once for each op and dtypes."""
     if sym.random or sym.opaque or any(isinstance(a, (torch.Generator, torch.UntypedStorage)) for a in before):
         return
-    key = (sym.overload, tuple((a.dtype, len(a.shape)) if isinstance(a, TensorProxy) else type(a) for a in map(some_number, before)))
+    key = (sym.overload, tuple((a.dtype, len(a.shape)) if isinstance(a, TensorProxy) else _kind(a) for a in map(some_number, before)))
     if key in _taken:
         return
     try:

@@ -30,7 +30,8 @@ HEAVY = frozenset({"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin
 
 
 # What a kernel reports, by the number that it returns.
-ERRORS = {"IndexError": 1, "RuntimeError": 2, "ZeroDivisionError": 3, "Target": 4, "Probability": 5, "division": 6, "power": 7}
+ERRORS = {"IndexError": 1, "RuntimeError": 2, "ZeroDivisionError": 3, "Target": 4, "Probability": 5, "division": 6, "power": 7,
+          "reciprocal": 8}
 
 
 class CannotLower(Exception):

@@ -26,7 +26,9 @@ def _pow(x: Expressions, a: list[Expr], call: Call) -> Expr:
     made = computed("number_pow", x, *a)
     finite = [x.node("isfinite", (e,), torch.bool) for e in (made, *a)]
     wrong = x.both(x.node("not", (finite[0],), torch.bool), x.both(finite[1], finite[2]))
-    return _checked(x, made, wrong, "power")
+    of_zero = x.node("eq", (a[0], x.const(0, torch.float64)), torch.bool)
+    made = _checked(x, made, x.both(wrong, of_zero), "reciprocal")
+    return _checked(x, made, x.both(wrong, x.node("not", (of_zero,), torch.bool)), "power")
 
 
 def _op(name: str, inputs: tuple[str, ...] = ("self", "other")) -> Row:

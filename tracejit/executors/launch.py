@@ -27,7 +27,8 @@ from .kernel_cache import CompilerError, KernelCache
 ERRORS = {1: (IndexError, "index out of range in self"), 2: (RuntimeError, "index is out of bounds"),
           3: (RuntimeError, "ZeroDivisionError"), 4: (IndexError, "Target is out of bounds."),
           5: (RuntimeError, "all elements of input and target should be between 0 and 1"),
-          6: (ZeroDivisionError, "float division by zero"), 7: (ArithmeticError, "a power of numbers is out of range, or complex")}
+          6: (ZeroDivisionError, "float division by zero"), 7: (ArithmeticError, "a power of numbers is out of range, or complex"),
+          8: (ZeroDivisionError, "0.0 cannot be raised to a negative power")}
 UNLOCKED = 1 << 20           # bytes or operations from which other Python threads may run meanwhile
 _CALL = "tj_launch"
 
