@@ -24,7 +24,7 @@ from ..ir.symbol import Symbol
 from ..ir.trace import BoundSymbol, SourceLine
 from ..torch_private import (DISTRIBUTED_WRAPPERS, function_modes_see, saved_tensor_hooks, set_grad_mode, tensor_set,
                              unseen_by_function_modes)
-from .handlers import catches_value_errors
+from .handlers import OWN_PATH, is_user_file, refuse_exception_handlers
 from .fakes import Fakes, is_fake, real_tensors
 from .numbers import as_number, number_of
 from .recorder import Recorder, current_modes, unprofiled
@@ -32,8 +32,6 @@ from .sites import compared_at
 from .state import MISSING
 from .structure import PLAIN
 
-_TORCH_PATH = torch.__path__[0] + "/"
-_OWN_PATH = __file__.rsplit("/", 2)[0] + "/"
 _T = torch.Tensor
 
 # What acts on autograd or on an object without any ATen call. A program with one of these is replayed call by call.
@@ -57,11 +55,6 @@ _HOST_READS = frozenset({_T.__repr__, _T.__format__, _T.tolist, _T.numpy, _T.__a
                          _T.pin_memory, _T.__reduce_ex__, _GRAD_FN_GET})
 
 
-def is_user_file(path: str) -> bool:
-    """Neither torch's nor ours."""
-    return not path.startswith((_TORCH_PATH, _OWN_PATH, "<frozen"))
-
-
 def user_line() -> SourceLine:
     """The innermost frame that is neither torch's nor ours."""
     frame = sys._getframe(1)
@@ -71,15 +64,6 @@ def user_line() -> SourceLine:
             return SourceLine(code.co_filename, frame.f_lineno, code.co_name)
         frame = frame.f_back
     return SourceLine("", 0)
-
-
-def _refuse_exception_handlers(source: SourceLine) -> None:
-    """An op that may raise on values, where that is caught: which way the program goes depends on data."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename != __file__.rsplit("/", 1)[0] + "/tracer.py":
-        if is_user_file(frame.f_code.co_filename) and catches_value_errors(frame):
-            raise UnsupportedError("an operation that may raise stands in a try that catches its error", where=str(source))
-        frame = frame.f_back
 
 
 @functools.lru_cache(None)
@@ -120,7 +104,7 @@ class FunctionLevel(TorchFunctionMode):
     def _on_number(self, b: BoundSymbol) -> None:
         """Arithmetic on a number that may raise, or give a complex one, as tensors' operations may for their values."""
         if b.sym in (prims.NUMBER_OPS["truediv"], prims.NUMBER_OPS["pow"]):
-            _refuse_exception_handlers(b.source)
+            refuse_exception_handlers(b.source)
         self.calls.append(b)
 
     def source(self) -> SourceLine:
@@ -199,7 +183,7 @@ class FunctionLevel(TorchFunctionMode):
         self._note_fakes_in_callables(names)
         self._refuse_saved_tensor_hooks()
         if any(b.sym.may_raise([a.dtype for a in b.tensor_args]) for b in self.recorder.bound_symbols[first:]):
-            _refuse_exception_handlers(self.source())
+            refuse_exception_handlers(self.source())
         self.named.update(id(self._fake(o)) for o in leaves if isinstance(o, _T))
         args, kwargs = tree_unflatten(names, spec)
         if func in _KEPT_WHOLE:
@@ -359,7 +343,7 @@ def _is_function_apply(func: Callable) -> bool:
 def _reflected(fake: torch.Tensor, real: torch.Tensor) -> bool:
     """Does the program compare `real` with `fake`, rather than `fake` with `real`?"""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_OWN_PATH):
+    while frame is not None and frame.f_code.co_filename.startswith(OWN_PATH):
         frame = frame.f_back
     left, right = compared_at(frame)
     if left is MISSING and right is MISSING:

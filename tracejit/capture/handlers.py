@@ -11,9 +11,30 @@ import functools
 import sys
 from types import CodeType, FrameType
 
-_VALUE_ERRORS = (RuntimeError, IndexError, ZeroDivisionError)        # what torch raises for values
+import torch
+
+from ..errors import UnsupportedError
+from ..ir.trace import SourceLine
+
+_VALUE_ERRORS = (RuntimeError, IndexError, ZeroDivisionError, OverflowError)        # what torch raises for values
+_TORCH_PATH = torch.__path__[0] + "/"
+OWN_PATH = __file__.rsplit("/", 2)[0] + "/"
 _MATCHES = ("CHECK_EXC_MATCH", "JUMP_IF_NOT_EXC_MATCH")
 _UNKNOWN = "*"                       # a bare `except:`, or classes that are not plain names
+
+
+def is_user_file(path: str) -> bool:
+    """Neither torch's nor ours."""
+    return not path.startswith((_TORCH_PATH, OWN_PATH, "<frozen"))
+
+
+def refuse_exception_handlers(source: SourceLine) -> None:
+    """An op that may raise on values, where that is caught: which way the program goes depends on data."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != __file__.rsplit("/", 1)[0] + "/tracer.py":
+        if is_user_file(frame.f_code.co_filename) and catches_value_errors(frame):
+            raise UnsupportedError("an operation that may raise stands in a try that catches its error", where=str(source))
+        frame = frame.f_back
 
 
 def catches_value_errors(frame: FrameType) -> bool:

@@ -22,7 +22,8 @@ from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol, Trace
 from ..torch_private import unseen_by_function_modes
 from .fakes import NEEDS_DATA, Fakes, is_fake, quiet_logs
-from .function_level import FunctionLevel, RecordedStorage, function_level, is_user_file
+from .function_level import FunctionLevel, RecordedStorage, function_level
+from .handlers import is_user_file
 from .changing import Places
 from .guards import ARGUMENT, GRAD, NUMBER, STATE, Guards, InputSource
 from .gradients_inside import refuse_hidden_hooks, used_up
