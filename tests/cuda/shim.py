@@ -24,9 +24,9 @@ from tracejit.ir.proxy import TensorProxy
 
 HERE = Path(__file__).parent
 ORDERS = {"numbered": 0, "reversed": 1, "random": 2}
-FLAGS = ("-std=c++17", "-O1", "-fPIC", "-w", "-fwrapv", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-math-errno",
+FLAGS = ("-std=c++17", "-O1", "-fPIC", "-w", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-math-errno",
          "-fnon-call-exceptions", "-march=x86-64-v3")
-UNDEFINED = ("-fsanitize=shift,bounds", "-fsanitize-undefined-trap-on-error")
+UNDEFINED = ("-fsanitize=shift,bounds,signed-integer-overflow", "-fsanitize-undefined-trap-on-error")
 
 
 class ShimError(AssertionError):

@@ -94,3 +94,16 @@ def test_an_index_out_of_bounds_traps_and_names_the_line():
     with pytest.raises(shim.ShimError, match=r"index out of range in self \(.*test_pointwise.py:\d+\)"):
         shim.run_region(kernel.code, kernel.region, [given[p.name] for p in kernel.region.args])
     assert "__assertfail" in kernel.compiled("sm_80").ptx
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.int16, torch.int8], ids=str)
+def test_integers_wrap(dtype):
+    """NVRTC takes it that signed sums do not overflow; what it may conclude is not so in eager."""
+    least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    x = torch.tensor([least, most, -1, 0, 1, least + 1, most - 1, 3] * 8).to(dtype)
+    prove(lambda x: ((x + 1) > x, (x - 1) < x, (x * 2) // 2 == x, x.abs() < 0, -x == x, (x * x - x).sum(), x.prod(), x // -1),
+          x, close=exact)
+    for fn in (lambda x: (x + 1) > x, lambda x: x.abs() < 0):
+        (kernel,) = tracejit.lower(fn, x).kernels
+        (facts,) = kernel.facts.values()
+        assert facts.loads, "what is stored does not depend on x"

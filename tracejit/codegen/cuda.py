@@ -31,10 +31,16 @@ class CudaDialect(Dialect):
     letter = {"float": "f", "double": "d", "i64": "l", "int": "i", "short": "h", "signed char": "b", "u8": "u", "bool": "B"}
     primitives = {
         **PRIMITIVES, "rsqrt": "rsqrt{f}({0})", "isinf.real": "isinf({0})", "isfinite.real": "isfinite({0})",
+        "add.int": "({w}){0} + ({w}){1}", "sub.int": "({w}){0} - ({w}){1}", "mul.int": "({w}){0} * ({w}){1}",      # integers wrap
+        "neg.int": "0 - ({w}){0}", "abs.int": "({0} < 0 ? 0 - ({w}){0} : ({w}){0})",
     }
 
     def __init__(self, index_type: str) -> None:
         self.index_type = index_type
+
+    def spelling(self, op: str, kind: str) -> str:
+        """NVRTC takes it that signed sums do not overflow, and would make `x + 1 > x` true."""
+        return super().spelling(op, kind).replace("{w}", "u64" if kind == "l" else "u32")
 
     def load(self, dtype: torch.dtype, at: str) -> str:
         spelled = {torch.bfloat16: f"tj_from_bf16({at})", torch.float16: f"tj_from_f16({at})", torch.bool: f"({at} != 0)"}

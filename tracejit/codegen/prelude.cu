@@ -45,8 +45,8 @@ TO_INT(i64, l) TO_SMALL(int, i) TO_SMALL(short, h) TO_SMALL(signed char, b) TO_I
 #define DIVISIONS(t, s) \
   EW t tj_mod_##s(t a, t b) { if (b == -1) return 0; t m = a % b; return m != 0 && (b < 0) != (m < 0) ? m + b : m; } \
   EW t tj_fmod_##s(t a, t b) { return b == -1 ? 0 : a % b; } \
-  EW t tj_div_trunc_##s(t a, t b) { return b == -1 ? -a : a / b; } \
-  EW t tj_div_floor_##s(t a, t b) { if (b == -1) return -a; t q = a / b; return a % b != 0 && (a < 0) != (b < 0) ? q - 1 : q; }
+  EW t tj_div_trunc_##s(t a, t b) { return b == -1 ? (t)(0 - (u64)a) : a / b; } \
+  EW t tj_div_floor_##s(t a, t b) { if (b == -1) return (t)(0 - (u64)a); t q = a / b; return a % b != 0 && (a < 0) != (b < 0) ? q - 1 : q; }
 DIVISIONS(i64, l) DIVISIONS(int, i) DIVISIONS(short, h) DIVISIONS(signed char, b) /* tj_mod_l( tj_mod_i( tj_mod_h( tj_mod_b( tj_fmod_l( tj_fmod_i( tj_fmod_h( tj_fmod_b( tj_div_trunc_l( tj_div_trunc_i( tj_div_trunc_h( tj_div_trunc_b( tj_div_floor_l( tj_div_floor_i( tj_div_floor_h( tj_div_floor_b( */
 
 EW u8 tj_mod_u(u8 a, u8 b) { return a % b; }
@@ -83,9 +83,13 @@ REAL(float, f, f) REAL(double, d, ) /* tj_mod_f( tj_mod_d( tj_div_floor_f( tj_di
   EW t tj_silu_backward_##s(t g, t v) { t z = tj_sigmoid_##s(v); return g * z * (1 + v * (1 - z)); }
 ACTIVATIONS(float, f, f) ACTIVATIONS(double, d, ) /* tj_lerp_f( tj_lerp_d( tj_sigmoid_f( tj_sigmoid_d( tj_softplus_f( tj_softplus_d( tj_elu_f( tj_elu_d( tj_gelu_f( tj_gelu_d( tj_gelu_backward_f( tj_gelu_backward_d( tj_gelu_tanh_f( tj_gelu_tanh_d( tj_gelu_tanh_backward_f( tj_gelu_tanh_backward_d( tj_silu_backward_f( tj_silu_backward_d( */
 
-struct tj_sum { /* tj_sum( */ template <class T> static EW T fold(T a, T b) { return a + b; } };
+template <class T> struct tj_wrapping { typedef T type; };  /* tj_wrapping( */
+template <> struct tj_wrapping<int> { typedef u32 type; };
+template <> struct tj_wrapping<i64> { typedef u64 type; };
 
-struct tj_prod { /* tj_prod( */ template <class T> static EW T fold(T a, T b) { return a * b; } };
+struct tj_sum { /* tj_sum( */ template <class T> static EW T fold(T a, T b) { typedef typename tj_wrapping<T>::type W; return (W)a + (W)b; } };
+
+struct tj_prod { /* tj_prod( */ template <class T> static EW T fold(T a, T b) { typedef typename tj_wrapping<T>::type W; return (W)a * (W)b; } };
 
 struct tj_any { /* tj_any( */ template <class T> static EW T fold(T a, T b) { return a | b; } };
 
