@@ -96,7 +96,7 @@ def test_a_parameter_that_is_no_pointer():
 
 def test_registers_that_spill():
     kernel = lowered(lambda x: torch.softmax(x, -1), torch.randn(64, 4096))
-    text = changed(kernel, "__launch_bounds__(256, 1)", "__launch_bounds__(256, 8)")
+    text = changed(kernel, "__launch_bounds__(256, 3)", "__launch_bounds__(256, 8)")
     text = text.replace("k0(", "k0(float *__restrict__ more, ", 1)
     body = "float z[64];\n#pragma unroll\nfor (int n = 0; n < 64; n++) z[n] = more[n * 256 + threadIdx.x];\n"
     body += "__syncthreads();\n#pragma unroll\nfor (int n = 0; n < 64; n++) more[n * 256 + threadIdx.x] = z[63 - n] * z[n * 7 % 64];\n"
@@ -124,3 +124,11 @@ def test_a_removed_barrier_between_the_parts_of_a_long_row(monkeypatch):
     x = torch.randn(2, 9000)
     kernel = lowered(lambda x: torch.softmax(x, -1), x)
     fails(kernel, [x], "a race|nobody wrote", changed(kernel, "__syncthreads();", ""))
+
+
+@pytest.mark.parametrize("old,new", [("const int i0 = o;", "const int far = o * 1000000000; const int i0 = far ? o : 0;"), (".e[q]", ".e[q + 4]")],
+                         ids=["an index overflows", "an array of a thread ends"])
+def test_undefined_behaviour(old, new):
+    x = torch.randn(64)
+    kernel = lowered(lambda x: x + 1, x)
+    fails(kernel, [x], "undefined behaviour", changed(kernel, old, new))

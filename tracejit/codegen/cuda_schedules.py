@@ -9,6 +9,8 @@ import math
 import re
 from typing import Callable, Iterable
 
+import torch
+
 from .c import Block, Writer
 from .chunks import Chunk, chunked, is_vector, stores_as_vector, width_of
 from .cuda import Function, Parameter, dialect_of, parameters_of
@@ -17,14 +19,17 @@ from .kernel import HEAVY, Expr, Kernel, Store, below
 
 THREADS = 256
 RESIDENT = 4                 # blocks of 256 threads that registers must leave room for: half of what a multiprocessor holds
+FEW_THREADS, MANY_THREADS = 512, 768       # of a multiprocessor: 128 registers for each, or 80
 MOST_BLOCKS = 1 << 16
 TILE, TILE_ROWS = 32, 8
 
 
-def function(k: Kernel, w: Writer, body: Block, grid: int, block: int, resident: int = 1,
+def function(k: Kernel, w: Writer, body: Block, grid: int, block: int, resident: int = 0,
              scratch: Iterable[Parameter] = ()) -> Function:
-    """`body` as a `__global__` function. resident: blocks that a multiprocessor must be able to hold:
-    ptxas spills registers for more of them where it is not told."""
+    """`body` as a `__global__` function. resident: blocks that a multiprocessor must be able to hold. Of 0 as many as leave
+    each thread the registers that reductions need: ptxas spills some for still more blocks where it is not told."""
+    wide = any(e.dtype is torch.float64 for e in k.expressions)
+    resident = resident or max((FEW_THREADS if wide else MANY_THREADS) // block, 1)
     return Function(f"{block}, {resident}", _short("\n".join(Block([body]).text())), (*parameters_of(k, w.pointers, w.d), *scratch), grid, block)
 
 
