@@ -107,3 +107,12 @@ def test_integers_wrap(dtype):
         (kernel,) = tracejit.lower(fn, x).kernels
         (facts,) = kernel.facts.values()
         assert facts.loads, "what is stored does not depend on x"
+
+
+def test_operands_out_of_their_range_trap():
+    def loss(x, y):
+        return torch.nn.functional.binary_cross_entropy(x, y)
+    (kernel,) = tracejit.lower(loss, torch.rand(64), torch.rand(64)).kernels
+    with pytest.raises(shim.ShimError, match="all elements of input and target should be between 0 and 1"):
+        shim.run_region(kernel.code, kernel.region, [torch.full((64,), 2.0) for _ in kernel.region.args])
+    kernel.compiled()

@@ -12,7 +12,7 @@ import torch
 
 from .dialect import Dialect, literal
 from .index import Index, Quotient, Remainder, bounds
-from .kernel import Buffer, Kernel
+from .kernel import MESSAGES, Buffer, Kernel
 from .lower import Sharing
 from .primitives import PRIMITIVES
 
@@ -59,7 +59,7 @@ class CudaDialect(Dialect):
         return literal(value, self.register[dtype])
 
     def checked(self, index: str, size: int, wraps: bool, error: int, valid: str) -> str:
-        return f"tj_checked_{error}({index}, {size}, {int(wraps)}, {valid})"
+        return f'tj_checked({index}, {size}, {int(wraps)}, {valid}, "{MESSAGES[error]}")'
 
     def nonzero(self, divisor: str, kind: str, valid: str) -> str:
         """As in eager on a device, nobody is told."""

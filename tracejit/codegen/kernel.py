@@ -32,6 +32,14 @@ HEAVY = frozenset({"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin
 # What a kernel reports, by the number that it returns.
 ERRORS = {"IndexError": 1, "RuntimeError": 2, "ZeroDivisionError": 3, "Target": 4, "Probability": 5, "division": 6, "power": 7,
           "reciprocal": 8}
+MESSAGES = {1: "index out of range in self",
+            2: "index is out of bounds",
+            3: "ZeroDivisionError",
+            4: "Target is out of bounds.",
+            5: "all elements of input and target should be between 0 and 1",
+            6: "float division by zero",
+            7: "a power of numbers is out of range, or complex",
+            8: "0.0 cannot be raised to a negative power"}
 
 
 class CannotLower(Exception):

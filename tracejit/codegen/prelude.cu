@@ -22,17 +22,12 @@ EW int tj_signbit_f(float f) { return __float_as_uint(f) >> 31; }
 EW int tj_signbit_d(double f) { return __double_as_longlong(f) < 0; }
 
 extern "C" __device__ void __assertfail(const char *, const char *, unsigned, const char *, size_t);
-#define CHECKED(error, message) EW i64 tj_checked_##error(i64 i, i64 n, int wraps, int valid) { \
-  if (wraps && i < 0) i += n; \
-  if (i >= 0 && i < n) return i; \
-  if (valid) __assertfail(message, TJ_FILE, TJ_LINE, TJ_FUNCTION, 1); \
-  return 0; }
-CHECKED(1, "index out of range in self")  /* tj_checked_1( tj_checked_2( tj_checked_4( tj_checked_5( tj_checked_6( tj_checked_7( */
-CHECKED(2, "index is out of bounds")
-CHECKED(4, "Target is out of bounds.")
-CHECKED(5, "all elements of input and target should be between 0 and 1")
-CHECKED(6, "float division by zero")
-CHECKED(7, "a power of numbers is out of range, or complex")
+EW i64 tj_checked(i64 i, i64 n, int wraps, int valid, const char *message) {
+  if (wraps && i < 0) i += n;
+  if (i >= 0 && i < n) return i;
+  if (valid) __assertfail(message, TJ_FILE, TJ_LINE, TJ_FUNCTION, 1);
+  return 0;
+}
 
 EW i64 tj_floor_quotient(i64 a, i64 k) { return a >= 0 ? a / k : -((k - 1 - a) / k); }
 

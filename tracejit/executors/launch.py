@@ -14,6 +14,7 @@ from typing import Any, Callable, Optional
 import torch
 from torch.autograd.graph import increment_version
 
+from ..codegen.kernel import MESSAGES
 from ..codegen.source import ENTRY, Source
 from ..errors import TraceError
 from ..ir.prims import restride
@@ -24,11 +25,8 @@ from ..torch_private import tensor_data_function
 from .buffers import maker
 from .kernel_cache import CompilerError, KernelCache
 
-ERRORS = {1: (IndexError, "index out of range in self"), 2: (RuntimeError, "index is out of bounds"),
-          3: (RuntimeError, "ZeroDivisionError"), 4: (IndexError, "Target is out of bounds."),
-          5: (RuntimeError, "all elements of input and target should be between 0 and 1"),
-          6: (ZeroDivisionError, "float division by zero"), 7: (ArithmeticError, "a power of numbers is out of range, or complex"),
-          8: (ZeroDivisionError, "0.0 cannot be raised to a negative power")}
+_KINDS = {1: IndexError, 2: RuntimeError, 3: RuntimeError, 4: IndexError, 5: RuntimeError, 6: ZeroDivisionError, 7: ArithmeticError, 8: ZeroDivisionError}
+ERRORS = {code: (kind, MESSAGES[code]) for code, kind in _KINDS.items()}
 UNLOCKED = 1 << 20           # bytes or operations from which other Python threads may run meanwhile
 _CALL = "tj_launch"
 
