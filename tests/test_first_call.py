@@ -26,6 +26,24 @@ def test_a_first_call_imports_neither_dynamo_nor_sympy_nor_networkx():
     """)
 
 
+def test_a_first_training_step_does_not_import_dynamo():
+    in_new_process("""
+        import sys, torch, tracejit
+        w = torch.nn.Parameter(torch.ones(5))
+        optimizer = torch.optim.AdamW([w])
+        @tracejit.jit(fallback="error")
+        def step(x):
+            optimizer.zero_grad()
+            (w * x).sum().backward()
+            optimizer.step()
+        for _ in range(3):
+            step(torch.ones(5))
+        assert "torch._dynamo.eval_frame" not in sys.modules
+        assert torch.equal(torch.compile(lambda x: x * 2, backend="eager")(w), w * 2)
+        step(torch.ones(5))
+    """)
+
+
 def test_common_calls_do_not_make_torch_import_its_distributed_tensors():
     in_new_process("""
         import sys, torch, tracejit

@@ -182,7 +182,7 @@ _ANSWERS: dict[str, Callable] = {
     "sym_eq": _equal,
 }
 _STAND_INS: dict[str, dict[str, Any]] = {
-    _DYNAMO: {},
+    _DYNAMO: {"graph_break": lambda msg="": None},             # optimizers ask for one around their steps
     _ORIGINS: {"AttrSource": lambda base, name: base, "ConstantSource": lambda name: _ORIGIN,
                "RandomValueSource": type("RandomValueSource", (Source,), {})},
     "sympy": {"Basic": type("Basic", (), {})},                 # of which nothing is an instance yet

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
 import torch
-from torch.autograd.graph import get_gradient_edge
 
 from ..errors import UnsupportedError
 from ..ir import prims
@@ -219,15 +218,16 @@ def _stages(results: list[torch.Tensor]) -> tuple[tuple[int, ...], tuple[int, ..
 
 def _summands(results: list[torch.Tensor], targets: dict[int, torch.Tensor]) -> dict[int, int]:
     """How many gradients autograd adds up for each target: the edges that lead to it."""
-    ends = {target: get_gradient_edge(t) for target, t in targets.items() if t.is_leaf or t.grad_fn is not None}
-    edges = {(end.node, end.output_nr): target for target, end in ends.items()}
+    edges = {(t.grad_fn, t.output_nr): target for target, t in targets.items() if t.grad_fn is not None}
+    leaves = {id(t): target for target, t in targets.items() if t.is_leaf}
     found: dict[int, int] = {}
     todo = [r.grad_fn for r in results if r.grad_fn is not None]
     seen = set(todo)
     todo = list(seen)
     while todo:
         for edge in todo.pop().next_functions:
-            target = edges.get(edge)
+            leaf = getattr(edge[0], "variable", None)          # of the node that accumulates its gradient
+            target = edges.get(edge) if leaf is None else leaves.get(id(leaf))
             if target is not None:
                 found[target] = found.get(target, 0) + 1
             if edge[0] is not None and edge[0] not in seen:

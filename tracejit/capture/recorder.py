@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Callable, Iterator, NoReturn, Optional
 
 import torch
@@ -28,6 +27,7 @@ from .numbers import NEEDS_VALUE, NumberNode, number_of, refuse_unless_elementwi
 from .scratch import layout_is_uncertain, raise_if_eager_refuses, raise_if_no_kernel, raise_if_no_view, real_strides, run_on_scratch
 
 aten = torch.ops.aten
+_NO_TENSOR = torch.empty(0)
 _LIFTS = (aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default)
 _PASS_THROUGH = ("prim", "profiler", "inductor_utils")       # namespaces that touch no tensor's memory
 
@@ -69,7 +69,7 @@ class Recorder(TorchDispatchMode):
         self._first: dict[int, TensorProxy] = {}               # id(fake) -> the proxy that names the object
         self._roots: dict[int, TensorProxy] = {}               # storage address -> the first proxy seen over it
         self._views: dict[tuple, TensorProxy] = {}             # (storage address, metadata) -> the last proxy of that view
-        self._storages: dict[int, int] = {}                    # storage address -> storage id
+        self._storages: dict[Any, int] = {}                    # storage address -> storage id
         self.known = KnownCalls(fakes.mode)
         self.comment = ""
         self.makes_constants = False                           # within a call that copies Python data into a new tensor
@@ -112,8 +112,9 @@ class Recorder(TorchDispatchMode):
 
     def number(self, sym: Symbol, args: tuple) -> TensorProxy:
         """What an operation on numbers makes."""
-        with real_tensors():
-            made = replace(self.new_proxy(torch.empty((), dtype=torch.float64, device="cpu")), number=True)
+        storage = self._storages.setdefault(("number", len(self.kept)), len(self._storages))
+        made = TensorProxy(f"t{len(self.kept)}", (), (), torch.float64, torch.device("cpu"), storage, number=True)
+        self.kept.append((_NO_TENSOR, None))                   # as every name has
         self._emit(sym, args, {}, made)
         if sym is not prims.NUMBER:                            # no call of a torch function, which would be recorded as such
             self.on_number(self.bound_symbols[-1])

@@ -10,6 +10,7 @@ value; rounding is an explicit op.
 """
 from __future__ import annotations
 
+import ctypes
 import math
 from dataclasses import dataclass, field
 from typing import Any, Optional
@@ -202,7 +203,9 @@ class Expressions:
 
 
 def _rounded(value: float, dtype: torch.dtype) -> float:
-    return torch.tensor(value, dtype=torch.float64).to(dtype).item() if dtype is not torch.float64 else value
+    if dtype is torch.float64:
+        return value
+    return ctypes.c_float(value).value if dtype is torch.float32 else torch.tensor(value, dtype=torch.float64).to(dtype).item()
 
 
 def closure(roots: list[Expr]) -> list[Expr]:
