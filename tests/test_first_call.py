@@ -30,7 +30,8 @@ def test_a_first_training_step_does_not_import_dynamo():
     in_new_process("""
         import sys, torch, tracejit
         w = torch.nn.Parameter(torch.ones(5))
-        optimizer = torch.optim.AdamW([w])
+        tracejit.jit(lambda x: x * 2, fallback="error")(w)
+        optimizer = torch.optim.AdamW([w])                     # what makes one asks for torch._dynamo, too
         @tracejit.jit(fallback="error")
         def step(x):
             optimizer.zero_grad()
