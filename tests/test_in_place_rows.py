@@ -84,10 +84,12 @@ def test_what_is_reduced_and_written_back_takes_no_temporary(program, threads):
 
 
 def test_other_rows_go_through_a_temporary():
-    for program in (lambda x: x.add_(x.sum(1)), lambda x: x.sub_(x.mean(0)).add_(x.sum(1, keepdim=True)), lambda x: x.div_(x.sum()),
-                    lambda x: x.copy_(x.cumsum(1) + x.sum(1, keepdim=True)), lambda x: x.copy_(x.flip(1) - x.sum(1, keepdim=True)),
+    for program in (lambda x: x.add_(x.sum(1)), lambda x: x.sub_(x.mean(0)).add_(x.sum(1, keepdim=True)),
+                    lambda x: x.div_(x.sum()), lambda x: x.copy_(x.cumsum(1) + x.sum(1, keepdim=True)),
+                    lambda x: x.copy_(x.flip(1) - x.sum(1, keepdim=True)),
                     lambda x: x.copy_(x.t() / x.sum(1)), lambda x: x.copy_((x.sum(1)[None] + 1) * x),
-                    lambda x: x.copy_((x.sum(1)[None] + 1).t() * x), lambda x: x.view(-1).copy_((x / x.sum(1, keepdim=True)).view(-1))):
+                    lambda x: x.copy_((x.sum(1)[None] + 1).t() * x),
+                    lambda x: x.view(-1).copy_((x / x.sum(1, keepdim=True)).view(-1))):
         for n in (5, 300):
             ours = torch.rand(n, n)
             theirs = ours.clone()

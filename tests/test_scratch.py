@@ -29,7 +29,8 @@ def laid_out(shape, rng):
     return t
 
 
-@pytest.mark.parametrize("op", [aten.add.Tensor, aten.div.Tensor, aten.copysign.Tensor, aten.logical_and.default, aten.xlogy.Tensor])
+@pytest.mark.parametrize("op", [aten.add.Tensor, aten.div.Tensor, aten.copysign.Tensor, aten.logical_and.default,
+                                aten.xlogy.Tensor])
 def test_strides_of_results_are_those_of_the_real_kernel_whatever_the_layout(op):
     rng = random.Random(0)
     for _ in range(300):
@@ -58,5 +59,5 @@ def test_dense_strides_are_told_for_other_sizes():
         t = torch.empty([(4, 1, 3)[d] for d in order]).permute([order.index(d) for d in range(3)])
         _, stride = scratch._strides_in_order(tuple(t.shape), t.stride(), (20, 1, 30))
         larger = torch.empty([(20, 1, 30)[d] for d in order]).permute([order.index(d) for d in range(3)])
-        assert torch.empty_strided((20, 1, 30), stride).is_contiguous() == larger.is_contiguous() and stride[0] == larger.stride(0)
+        assert stride[0] == larger.stride(0) and stride[2] == larger.stride(2)
     assert scratch._strides_in_order((4, 3), (6, 1), (4, 3)) is None

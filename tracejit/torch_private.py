@@ -102,8 +102,8 @@ def fake_of(mode: FakeTensorMode, real: torch.Tensor) -> torch.Tensor:
 
 
 def _fake_of_plain(mode: FakeTensorMode, real: torch.Tensor) -> Optional[torch.Tensor]:
-    """What `mode.from_tensor` makes of a tensor that is no view and the first one seen over its storage, at a fifth of its time and
-    without the cycles of closures that it leaves to the collector; None for others. A `.grad` is not faked with it."""
+    """What `mode.from_tensor` makes of a tensor that is no view and the first one seen over its storage, at a fifth of its
+    time and without the cycles of closures that it leaves to the collector; None for others. `.grad` is not faked with it."""
     storage = real.untyped_storage()
     if (real._is_view() or not real.is_leaf or real.storage_offset() or not storage.size() or real.is_conj() or real.is_neg()
             or real.is_inference() or real.requires_grad and real.grad_dtype != real.dtype or hasattr(real, "_is_buffer")

@@ -61,7 +61,8 @@ def _are_new(made: Sequence, given: list) -> bool:
 
 
 def on_stand_ins(sym: Symbol, args: tuple, kwargs: dict, mode: FakeTensorMode) -> Any:
-    """A call on tensors without data, in a third of the time that fakes take for it; what torch asks them for their device imports much.
+    """A call on tensors without data, in a third of the time that fakes take for it; and what torch asks them for their
+    device imports much.
 
     UNKNOWN where fakes do something else, and where a result is, or views, an argument that the schema does not say is written.
     """

@@ -127,12 +127,15 @@ def is_racy(args: list, written: tuple[int, ...]) -> bool:
 
     A call that writes several tensors (a foreach op) writes them one after another: whatever meets one of them counts.
     """
+    of_storage: dict[int, list[tuple[int, TensorProxy]]] = {}
+    for j, a in enumerate(args):
+        if isinstance(a, TensorProxy):
+            of_storage.setdefault(a.storage, []).append((j, a))
     for i in written:
         w = args[i]
         if w.bytes.overlaps_itself:
             return True
-        for j, a in enumerate(args):
-            if isinstance(a, TensorProxy) and j != i and a.storage == w.storage and overlaps(a.bytes, w.bytes) and (
-                    len(written) > 1 or not a.same_view(w) or a.stride != w.stride):
+        for j, a in of_storage[w.storage]:
+            if j != i and overlaps(a.bytes, w.bytes) and (len(written) > 1 or not a.same_view(w) or a.stride != w.stride):
                 return True
     return False

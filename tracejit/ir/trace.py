@@ -97,7 +97,8 @@ class BoundSymbol:
         """Of these, those that autograd is told of: their versions go up."""
         if self.is_region:
             return [w for sub in self.subsymbols for w in sub.told]
-        return [self.flat_args[i] for i in self.sym.written(self.args, self.kwargs, told=True) if isinstance(self.flat_args[i], TensorProxy)]
+        flat = self.flat_args
+        return [flat[i] for i in self.sym.written(self.args, self.kwargs, told=True) if isinstance(flat[i], TensorProxy)]
 
     @cached_property
     def has_effect(self) -> bool:

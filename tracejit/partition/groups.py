@@ -186,8 +186,11 @@ class Membership:
 
 
     def _stays_in_row(self, g: Group, b: BoundSymbol, a: TensorProxy) -> bool:
-        """Does each iteration need `a` at its own index or, made by or for a reduction, in its own row? (`_place` has seen to the rows.)"""
-        if (a.storage in self.memory or self.root(a) is a) and (_index_for_index(b, a) or is_reduction(b) and a is b.tensor_args[0]):
+        """Does each iteration need `a` at its own index or, made by or for a reduction, in its own row?
+
+        `_place` has seen to it that rows meet rows."""
+        reduced = is_reduction(b) and a is b.tensor_args[0]
+        if (a.storage in self.memory or self.root(a) is a) and (reduced or _index_for_index(b, a)):
             return True
         if self.root(a) not in g.rows or not is_elementwise(b):
             return False

@@ -120,7 +120,7 @@ def _check_reads(region: BoundSymbol, written: dict[int, list[TensorProxy]]) -> 
         if made:
             tied.update((o, made) for o in sub.tensor_outputs if o not in sub.tensor_args)
         for a in (a for a in sub.tensor_args if a in tied and a not in read and a not in sub.written):
-            for o in (o for o in sub.tensor_outputs if o.storage == a.storage):        # `fill` and the like take nothing but its shape
+            for o in (o for o in sub.tensor_outputs if o.storage == a.storage):        # `fill` and the like take only its shape
                 seen = {memory: _seen_through(a, o, dims) for memory, dims in tied[a].items()}
                 if None in seen.values():
                     _refuse(region, sub, next(iter(seen)), "is written in the region and read through a view of its value")
@@ -147,7 +147,8 @@ def _followed(sub: BoundSymbol, a: TensorProxy, memory: TensorProxy, dims: Dims,
         in_order = [d for d in found if d is not None]
         return found if rows and in_order == sorted(in_order) else None
     free = reduced.get(memory, frozenset())
-    return found if all(n == 1 or d == k or d is None and k in free for k, (d, n) in enumerate(zip(found, target.shape))) else None
+    at_its_own = all(n == 1 or d == k or d is None and k in free for k, (d, n) in enumerate(zip(found, target.shape)))
+    return found if at_its_own else None
 
 
 def _merged(one: Dims, other: Dims) -> Optional[Dims]:
