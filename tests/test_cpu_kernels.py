@@ -165,6 +165,30 @@ def test_logsumexp_fetches_the_next_row_and_takes_the_exponential_of_what_is_nev
         assert text.count("__builtin_prefetch(") == fetches and text.count("tj_exp_low_f(t") == 1
 
 
+def written_in_place(x):
+    return x.mul_(1.5).sin_() + 1
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("fn,watched", [
+    (lambda x: torch.sin(x * 1.5) + 1, True), (lambda x: (torch.cos(x), torch.tan(x)), True), (written_in_place, False),
+    (lambda x: torch.sin(x).sum(1), True), (lambda x: torch.cos(x.amax(1, keepdim=True)) + x, True)],
+    ids="sin cos+tan in-place row broadcast".split())
+def test_one_angle_far_away_among_many(fn, watched, threads):
+    """Kernels with sines run as if all angles were small, and once more where one is not."""
+    far = torch.randn(300, 1001)
+    far[::7, 5], far[250, 1000], far[3, 3], far[4, 4] = 2.0 ** 41, -3e38, math.inf, math.nan
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for x in (torch.randn(300, 1001), far):
+            out, (source,) = compiled(fn, x.clone())
+            torch.testing.assert_close(out, fn(x.clone()), equal_nan=True, rtol=1e-5, atol=1e-5)
+    finally:
+        torch.set_num_threads(before)
+    assert ("_near_f(" in source.text) == watched
+
+
 def test_nans_stay_nans_in_halves():
     bits = torch.tensor([0x7FFFFFFF, -1, 0x7F800001, 0x7FC00000, -0x7FFFFF, 0x7FFF8000] * 8, dtype=torch.int32)
     x, h = bits.view(torch.float32), (bits >> 16).to(torch.int16).view(torch.bfloat16)

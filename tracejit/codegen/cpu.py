@@ -5,9 +5,11 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Callable
 
 import torch
 
+from .angles import near_then_full
 from .c import Block
 from .dialect import Dialect
 from .kernel import Kernel
@@ -72,12 +74,14 @@ def function_of(kernel: Kernel) -> Function:
     """`static int NAME(int nt, void *const *p)`: the name is filled in later."""
     w, body = write(kernel, CPU)
     pointers = _pointers(kernel, w)
-    lines = []
-    for n, block in enumerate(body.blocks):
-        lines += [f"static void NAME_range{n}(void *const *p, i64 lo, i64 hi, char *part, char *done, int *err) {{",
-                  *Block([pointers, block, _streams_end(block)]).text(), "}"]
-    lines += _task(body) + _entry(kernel, w, body, pointers)
-    return Function("\n".join(lines), tuple(kernel.buffers), kernel.schedule, most_threads(kernel, body))
+
+    def text(turned: Callable[[list[str]], list[str]]) -> str:
+        lines = []
+        for n, block in enumerate(body.blocks):
+            head = f"static void NAME_range{n}(void *const *p, i64 lo, i64 hi, char *part, char *done, int *err) {{"
+            lines += turned([head, *Block([pointers, block, _streams_end(block)]).text(), "}"])
+        return "\n".join(lines + _task(body) + _entry(kernel, w, body, pointers))
+    return Function(near_then_full(kernel, text), tuple(kernel.buffers), kernel.schedule, most_threads(kernel, body))
 
 
 def _streams_end(block: Block) -> Block:

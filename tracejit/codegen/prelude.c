@@ -203,10 +203,16 @@ EW float tj_sigmoid_f(float x) { float e = tj_exp_low_f(-__builtin_fabsf(x)); re
 EW double tj_sigmoid_d(double x) { double e = __builtin_exp(-__builtin_fabs(x)); return (x < 0 ? e : 1.) / (1. + e); }
 
 typedef struct { double r; i64 q; } angle_t;
-#define TJ_WORD(a, b, c, d) (i & 2 ? (i & 1 ? (d) : (c)) : (i & 1 ? (b) : (a)))    /* a table's loads would be gathered one by one */
-EW angle_t tj_reduce(float x) {                        /* x less whole quarter turns, in [-pi/4, pi/4] */
-  double d = x, k = __builtin_rint(d * 0x1.45f306dc9c883p-1);
+EW angle_t tj_reduce_near(float x) {                   /* x less whole quarter turns, in [-pi/4, pi/4]; |x| < 2^39, or not finite */
+  double d = x, whole = d * 0x1.45f306dc9c883p-1 + 0x1.8p52, k = whole - 0x1.8p52;     /* whole's last bits count */
   double r = __builtin_fma(k, -0x1.921fb54442d18p+0, d); r = __builtin_fma(k, -0x1.1a62633145c07p-54, r);
+  angle_t out = {r, (i64)tj_bits_of_double(whole) & 3};
+  return out;
+}
+
+#define TJ_WORD(a, b, c, d) (i & 2 ? (i & 1 ? (d) : (c)) : (i & 1 ? (b) : (a)))    /* a table's loads would be gathered one by one */
+EW angle_t tj_reduce(float x) {
+  angle_t out = tj_reduce_near(x);
   u32 u = tj_bits_of(x), m = (u & 0x7fffff) | 0x800000; int e = (int)((u >> 23) & 255) - 150;
   /* Beyond 2^39: x is m * 2^e; a window of 96 bits of 2/pi, of which the first weighs two quarter turns for m's last bit */
   u32 j = (u32)(e - 2), i = (j >> 5) & 3, n = j & 31;
@@ -217,10 +223,11 @@ EW angle_t tj_reduce(float x) {                        /* x less whole quarter t
   i64 q = (i64)((turns + (1ull << 61)) >> 62), rest = (i64)(turns - ((u64)q << 62));
   double far = (double)rest * 0x1.921fb54442d18p-62;
   far = (u >> 31) ? -far : far; q = (u >> 31) ? -q : q;
-  i64 near = (i64)(k != k ? 0. : k);
-  angle_t out = {e >= 105 ? __builtin_nan("") : e >= 16 ? far : r, (e >= 16 ? q : near) & 3};
+  out.r = e >= 105 ? __builtin_nan("") : e >= 16 ? far : out.r; out.q = (e >= 16 ? q : out.q) & 3;
   return out;
 }
+
+EW u32 tj_is_far(float x) { return ((tj_bits_of(x) >> 23) & 255) - 166 < 89u; }
 
 EW double tj_sin_core(double r) {
   double z = r * r, p = 1.6059043836821613e-10;
@@ -236,11 +243,23 @@ EW double tj_cos_core(double r) {
   return __builtin_fma(p, z, 1.);
 }
 
-EW float tj_sin_f(float x) { angle_t a = tj_reduce(x); i64 q = a.q; double r = a.r, v = q & 1 ? tj_cos_core(r) : tj_sin_core(r); return x == 0 ? x : (float)(q & 2 ? -v : v); }
+EW float tj_sin_of(float x, angle_t a) { i64 q = a.q; double r = a.r, v = q & 1 ? tj_cos_core(r) : tj_sin_core(r); return x == 0 ? x : (float)(q & 2 ? -v : v); }
 
-EW float tj_cos_f(float x) { angle_t a = tj_reduce(x); i64 q = a.q; double r = a.r, v = q & 1 ? tj_sin_core(r) : tj_cos_core(r); return (float)((q + 1) & 2 ? -v : v); }
+EW float tj_sin_f(float x) { return tj_sin_of(x, tj_reduce(x)); }
 
-EW float tj_tan_f(float x) { angle_t a = tj_reduce(x); i64 q = a.q; double r = a.r, s = tj_sin_core(r), c = tj_cos_core(r); return x == 0 ? x : (float)(q & 1 ? -c / s : s / c); }
+EW float tj_sin_near_f(u32 *far, float x) { *far |= tj_is_far(x); return tj_sin_of(x, tj_reduce_near(x)); }
+
+EW float tj_cos_of(float x, angle_t a) { i64 q = a.q; double r = a.r, v = q & 1 ? tj_sin_core(r) : tj_cos_core(r); return (float)((q + 1) & 2 ? -v : v); }
+
+EW float tj_cos_f(float x) { return tj_cos_of(x, tj_reduce(x)); }
+
+EW float tj_cos_near_f(u32 *far, float x) { *far |= tj_is_far(x); return tj_cos_of(x, tj_reduce_near(x)); }
+
+EW float tj_tan_of(float x, angle_t a) { i64 q = a.q; double r = a.r, s = tj_sin_core(r), c = tj_cos_core(r); return x == 0 ? x : (float)(q & 1 ? -c / s : s / c); }
+
+EW float tj_tan_f(float x) { return tj_tan_of(x, tj_reduce(x)); }
+
+EW float tj_tan_near_f(u32 *far, float x) { *far |= tj_is_far(x); return tj_tan_of(x, tj_reduce_near(x)); }
 
 EW float tj_pow_f(float x, float y) {
   double l = tj_log_wide(__builtin_fabs((double)x)), e = (double)y * l;
