@@ -248,11 +248,16 @@ def refuse_derivatives_by_value(recording: Recording) -> None:
     seen = set(todo)
     while todo:
         node = todo.pop()
-        if node.name().startswith(_CHOOSES_BY_VALUE):
+        if node.name().startswith(_CHOOSES_BY_VALUE) or _sums_what_is_selected(node):
             raise NoSplit(f"the formula of {node.name()} depends on values")
         following = {f for f, _ in node.next_functions if f is not None} - seen
         seen |= following
         todo += following
+
+
+def _sums_what_is_selected(node: Any) -> bool:
+    """The gradient of the tensor that `masked_fill` fills in: eager sums the elements that the mask selects, fakes a whole tensor."""
+    return node.name() == "MaskedFillBackward1" and node.next_functions[1][0] is not None
 
 
 def refuse_what_aliases(recording: Recording) -> None:
