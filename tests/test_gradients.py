@@ -443,3 +443,42 @@ def test_gradients_of_a_tensor_used_inside_and_outside_are_added_in_eagers_order
         (fn(a).sum() + (a * 1e-3).sum()).backward()
         got.append(a.grad)
     assert torch.equal(*got)
+
+
+RESULTS_THAT_ARE_VIEWS = {
+    "of an argument": lambda x, w: x.t(),
+    "beside another": lambda x, w: (x.view(-1), (x * w).sum(1)),
+    "of another": lambda x, w: ((y := x * w), y.t()),
+    "before what they view": lambda x, w: ((y := x * w).t(), y, y[0]),
+    "twice": lambda x, w: ((v := x.view(-1)), v, (x + w).exp()),
+    "of what is written": lambda x, w: ((y := x * w).add_(1), y.t(), y.mul_(2)),
+    "expanded": lambda x, w: (w[0].expand(3, 4), x * 2),
+}
+
+
+@pytest.mark.parametrize("leaf", [True, False], ids=["leaf", "inner"])
+@pytest.mark.parametrize("written", [None, 0, -1], ids=["", "first written", "last written"])
+@pytest.mark.parametrize("case", RESULTS_THAT_ARE_VIEWS)
+def test_results_that_are_views_are_split(case, written, leaf):
+    program = RESULTS_THAT_ARE_VIEWS[case]
+    jitted = tracejit.jit(program, fallback="error", executors=["cpu"])
+
+    def outcome(fn):
+        x, w = (torch.arange(16.0).view(4, 4).cos().add(k).requires_grad_() for k in range(2))
+        given = x if leaf else x * 1
+        results = fn(given, w)
+        results = results if isinstance(results, tuple) else (results,)
+        try:
+            if written is not None:
+                results[written].mul_(3)
+            loss = sum((r * torch.arange(r.numel()).view(r.shape)).sum() for r in (*results, given))
+            gradients = torch.autograd.grad(loss, (x, w), allow_unused=True)
+        except RuntimeError as error:
+            return [type(error)]
+        same = [results.index(r) if r is results[0] else k for k, r in enumerate(results)]
+        return [*results, *gradients, same, [r.untyped_storage()._cdata == given.untyped_storage()._cdata for r in results]]
+
+    for _ in range(2):
+        for a, b in zip(outcome(program), outcome(jitted), strict=True):
+            assert torch.allclose(a, b) and a.requires_grad == b.requires_grad if isinstance(a, torch.Tensor) else a == b
+    assert jitted.replayed_because == ""

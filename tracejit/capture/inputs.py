@@ -5,8 +5,9 @@ arguments are one object and which share a storage.
 """
 from __future__ import annotations
 
+import inspect
 from functools import cached_property
-from typing import Any, Hashable, Optional
+from typing import Any, Callable, Hashable, Optional
 
 import torch
 
@@ -119,3 +120,19 @@ def any_overlap(tensors: list[torch.Tensor]) -> bool:
     for t in tensors:
         storages.tensor_key(t)
     return storages.overlap()
+
+
+def argument_names(fn: Callable, call: CallInputs) -> list[str]:
+    """A name for each distinct argument tensor, after the parameter that brings it."""
+    try:
+        parameters = [p.name for p in inspect.signature(fn).parameters.values()
+                      if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    except (TypeError, ValueError):
+        parameters = []
+    names: dict[int, str] = {}
+    for k, (label, value) in enumerate([*enumerate(call.args), *call.kwargs.items()]):
+        label = label if isinstance(label, str) else parameters[k] if k < len(parameters) else f"arg{k}"
+        for leaf in flatten(value, lambda x: hasattr(x, "__dict__") and not isinstance(x, torch.nn.Module))[0]:
+            if isinstance(leaf, torch.Tensor):
+                names.setdefault(id(leaf), label)
+    return [names.get(id(t), "arg") for t in call.tensors]

@@ -20,6 +20,7 @@ from ..ir.trace import NOWHERE, BoundSymbol, SourceLine, Trace
 from ..torch_private import run_backward
 from .fakes import NEEDS_DATA
 from .recorder import Recorder
+from .result_views import result_views
 
 
 class NoSplit(Exception):
@@ -76,7 +77,9 @@ class Recording:
     def __init__(self, recorder: Recorder, forward: Trace, outputs: list, inputs: list[torch.Tensor], unique: Callable) -> None:
         """`outputs`: the results as fakes and plain values; `inputs`: a fake for each input of `forward`."""
         self.recorder, self.forward, self.outputs, self.inputs = copy.copy(recorder), forward, tuple(outputs), tuple(inputs)
-        self.differentiable = _differentiable(self.outputs, self.inputs)
+        every = _differentiable(self.outputs, self.inputs)
+        self.views = result_views(forward, self.outputs, every)
+        self.differentiable = tuple(k for k in every if not any(k in v.positions for v in self.views))
         self.wanted = tuple(k for k, t in enumerate(self.inputs) if t.requires_grad)
         self.names = [unique(f"tangent_{k}") for k in range(len(self.differentiable))]
         results = [self.outputs[k] for k in self.differentiable]
@@ -238,7 +241,8 @@ def _summands(results: list[torch.Tensor], targets: dict[int, torch.Tensor]) -> 
 
 def refuse_hooks_on_results(recording: Recording, hooked: list[torch.Tensor]) -> None:
     """NoSplit for a result with a hook: who asks for its gradient gets what the hook makes of it."""
-    if any(recording.outputs[k] is t for k in recording.differentiable for t in hooked):
+    viewed = [n for v in recording.views for n in v.positions]
+    if any(recording.outputs[k] is t for k in (*recording.differentiable, *viewed) for t in hooked):
         raise NoSplit("a result has a hook")
 
 
@@ -268,7 +272,10 @@ def refuse_what_aliases(recording: Recording) -> None:
     written = {w.storage for b in recording.forward.bound_symbols for w in b.written}
     if any(inputs[k].storage in written for k in recording.wanted):
         raise NoSplit("an argument that requires gradients is written")
-    if any(recording.outputs[k].grad_fn is None for k in recording.differentiable):
+    viewed = [n for v in recording.views for n in v.positions]
+    if any(recording.outputs[k].retains_grad for k in viewed):
+        raise NoSplit("the gradient of a result that is a view is retained")
+    if any(recording.outputs[k].grad_fn is None for k in (*recording.differentiable, *viewed)):
         raise NoSplit("a result requires gradients without a history, as a view made under no_grad does")
     taken = {t.untyped_storage()._cdata for t in recording.inputs}
     for k in recording.differentiable:

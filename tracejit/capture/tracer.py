@@ -27,12 +27,13 @@ from .handlers import is_user_file
 from .changing import Places
 from .guards import ARGUMENT, GRAD, NUMBER, STATE, Guards, InputSource
 from .gradients_inside import refuse_hidden_hooks, used_up
-from .inputs import CallInputs, any_overlap
+from .inputs import CallInputs, any_overlap, argument_names
 from .joint import Joint, NoSplit, Recording, refuse_derivatives_by_value, refuse_hooks_on_results, refuse_what_aliases
 from .modes import global_settings, refuse_changed_settings, restore_settings
 from .numbers import Number, NumberNode, number_of
 from .reads import StateReads
 from .recorder import Recorder, current_modes
+from .result_views import ResultView
 from .structure import PLAIN, Structure, flatten
 
 AUTOGRAD = "autograd"
@@ -77,6 +78,7 @@ class Capture:
     grads: tuple[tuple[int, int], ...] = ()       # (input, output): the new `.grad` of an input
     spent: tuple[int, ...] = ()          # results whose history was used up within the call
     joint: Optional[Joint] = None        # the ATen calls of forward and backward, when results carry gradients
+    views: tuple[ResultView, ...] = ()   # results that are made again, under autograd, from what they view
     unnamed: str = ""                    # why a replay is impossible, or ""
 
 
@@ -113,7 +115,7 @@ class _Capture:
         self.given = args, kwargs
         self.reads = StateReads(self.fn, [(o, f"argument {k}") for k, o in enumerate(self.inputs.objects)])
         self.reads.adopt_call(*self.given)
-        self.arguments = _argument_names(self.fn, self.inputs)
+        self.arguments = argument_names(self.fn, self.inputs)
         for k, t in enumerate(self.inputs.tensors):
             self.reads.watch_tensor(t, self.arguments[k])
             self.add_input(t)
@@ -245,12 +247,12 @@ class _Capture:
         inputs = tuple(self.proxies)
         calls = Trace("calls", inputs, tuple(self.level.calls), objects, self.name, notes=notes)
         ops = Trace("ops", inputs, tuple(recorder.bound_symbols), now, self.name, previous="calls", notes=notes)
-        joint = None
+        joint, views = None, ()
         if because == AUTOGRAD:
-            joint, because = self.join(ops, outputs)
+            joint, views, because = self.join(ops, outputs)
         if because and unnamed:
             raise UnsupportedError(f"{because}: {unnamed}")
-        return Capture(calls, ops, structure, results, tuple(effects), self.guards(), because, grads, spent, joint, unnamed)
+        return Capture(calls, ops, structure, results, tuple(effects), self.guards(), because, grads, spent, joint, views, unnamed)
 
     def without_history(self, outputs: list) -> list:
         """Where metadata moved, views are told by what they lie in; those that are detached from an input are detached once more."""
@@ -262,8 +264,9 @@ class _Capture:
             detached = {key: torch.ops.aten.detach.default(o) for key, o in moved.items()}
         return [detached.get(id(o), o) for o in outputs]
 
-    def join(self, ops: Trace, outputs: list) -> tuple[Optional[Joint], str]:
-        """The recording with its backward pass, or why there is none; neither when nothing visible has history."""
+    def join(self, ops: Trace, outputs: list) -> tuple[Optional[Joint], tuple, str]:
+        """(the recording with its backward pass, results that are views, why there are none); no recording where no other
+        result has history."""
         level, fakes = self.level, [self.fakes.find(t) for t in self.tensors]
         try:
             if any(self.history_changed(f) for f in fakes):
@@ -281,9 +284,9 @@ class _Capture:
                 calls_back = level.calls_back or level.hooked or level.checkpointed
                 joint = self.with_user_code(recording) if calls_back else recording.joint()
         except NoSplit as why:
-            return None, f"{AUTOGRAD}: {why}"
+            return None, (), f"{AUTOGRAD}: {why}"
         self.fakes.forget()
-        return joint, ""
+        return joint, recording.views, ""
 
     def whole_step(self, outputs: list) -> tuple[str, tuple, tuple]:
         """(why a call that takes gradients must be replayed, the `.grad` that it leaves, the results that it used up)."""
@@ -384,22 +387,6 @@ def _history(t: torch.Tensor) -> Any:
 def _looks_internal(name: str) -> bool:
     """Names that intermediates get: t12, v3."""
     return name[0] in "tv" and name[1:].isdigit()
-
-
-def _argument_names(fn: Callable, call: CallInputs) -> list[str]:
-    """A name for each distinct argument tensor, after the parameter that brings it."""
-    try:
-        parameters = [p.name for p in inspect.signature(fn).parameters.values()
-                      if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    except (TypeError, ValueError):
-        parameters = []
-    names: dict[int, str] = {}
-    for k, (label, value) in enumerate([*enumerate(call.args), *call.kwargs.items()]):
-        label = label if isinstance(label, str) else parameters[k] if k < len(parameters) else f"arg{k}"
-        for leaf in flatten(value, lambda x: hasattr(x, "__dict__") and not isinstance(x, torch.nn.Module))[0]:
-            if isinstance(leaf, torch.Tensor):
-                names.setdefault(id(leaf), label)
-    return [names.get(id(t), "arg") for t in call.tensors]
 
 
 def _user_frame(error: BaseException) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from ..capture.inputs import CallInputs
 from ..capture.journal import replay
+from ..capture.result_views import ResultView
 from ..capture.structure import Structure
 from ..capture.tracer import Capture, StateEffect
 from ..ir.trace import SourceLine, Trace
@@ -37,7 +38,8 @@ class Entry:
         self.grads = () if replayed else captured.grads
         self.build, self.result = _builder(captured.structure, captured.results)
         contexts = [] if replayed else _contexts(captured, final, backward is None)
-        self.direct, self.region = _under(contexts, self.program.run), None
+        views = () if replayed else captured.views
+        self.direct, self.region = _viewing(views, _under(contexts, self.program.run)), None
         self.run: Callable[[list, CallInputs], Any] = self._finished()
         self.ready = not self.program.has_regions
         if not self.ready:
@@ -45,7 +47,8 @@ class Entry:
 
             def first(inputs: list, call: CallInputs) -> Any:
                 result = verifying(inputs, call)
-                self.direct, self.region = _under(contexts, self.program.direct()), self.program.one_region()
+                self.direct = _viewing(views, _under(contexts, self.program.direct()))
+                self.region = None if views else self.program.one_region()
                 self.run, self.ready = self._finished(), True
                 return result
             self.run = first
@@ -115,6 +118,22 @@ def _contexts(captured: Capture, final: Trace, plain: bool) -> list[Callable]:
     if modes.autocast is not None:
         wanted.append(lambda: torch.autocast(modes.autocast[0], enabled=False))
     return wanted
+
+
+def _viewing(views: tuple[ResultView, ...], run: Callable) -> Callable:
+    """`run`, and the results that are views made of what they view."""
+    if not views:
+        return run
+    makers = [(v.positions, v.source, v.maker()) for v in views]
+
+    def viewing(*inputs: torch.Tensor) -> tuple:
+        outputs = list(run(*inputs))
+        for positions, source, make in makers:
+            made = make(inputs[source] if source >= 0 else outputs[-1 - source])
+            for k in positions:
+                outputs[k] = made
+        return tuple(outputs)
+    return viewing
 
 
 def _under(contexts: list[Callable], run: Callable) -> Callable:

@@ -1,0 +1,72 @@
+"""Results that are views: of arguments, or of other results.
+
+Autograd knows them as views. They are made again under autograd, from what they view, once the program has run.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable, Optional
+
+import torch
+
+from ..ir.proxy import TensorProxy
+from ..ir.trace import BoundSymbol, Trace
+
+
+@dataclass(frozen=True, eq=False)
+class ResultView:
+    """`positions`: the outputs that are this view; of input `source`, or of output -1 - `source`; `steps`: from there on."""
+
+    positions: tuple[int, ...]
+    source: int
+    steps: tuple[BoundSymbol, ...]
+
+    def maker(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        calls = [_call(b) for b in self.steps]
+
+        def make(t: torch.Tensor) -> torch.Tensor:
+            for call in calls:
+                t = call(t)
+            return t
+        return make
+
+
+def _call(b: BoundSymbol) -> Callable[[torch.Tensor], torch.Tensor]:
+    at = next(k for k, a in enumerate(b.args) if isinstance(a, TensorProxy))
+    before, after = b.args[:at], b.args[at + 1:]
+    return lambda t: b.sym.fn(*before, t, *after, **b.kwargs)
+
+
+def result_views(forward: Trace, outputs: tuple, differentiable: tuple[int, ...]) -> tuple[ResultView, ...]:
+    """Of the results that carry gradients, those that are views of inputs, or of others among them.
+
+    outputs: those of `forward`, as fakes and plain values.
+    """
+    makers = {o: b for b in forward.bound_symbols for o in b.tensor_outputs if o not in b.tensor_args}
+    ends: dict[TensorProxy, int] = {p: k for k, p in enumerate(forward.inputs)}
+    roots = {p.storage for p in forward.inputs}
+    found = []
+    for k in sorted(differentiable, key=lambda k: outputs[k]._is_view()):       # what is viewed comes first
+        p = forward.output[k]
+        if p.storage not in roots:
+            roots.add(p.storage)
+            ends.setdefault(p, -1 - k)
+            continue
+        way = _way(p, makers, ends)
+        if way is not None:
+            positions = tuple(n for n, o in enumerate(outputs) if o is outputs[k])
+            found.append(ResultView(positions, ends[way[0]], way[1]))
+    return tuple(found)
+
+
+def _way(p: TensorProxy, makers: dict[TensorProxy, BoundSymbol], ends: dict) -> Optional[tuple[TensorProxy, tuple]]:
+    """(the end that is viewed, the calls from there to p); None where other calls than plain views lie between."""
+    steps: list[Any] = []
+    while p not in ends:
+        b = makers.get(p)
+        if b is None or b.written or not b.modes.grad or len(b.tensor_outputs) != 1 or len(b.tensor_args) != 1 or (
+                b.args.count(b.tensor_args[0]) != 1 or b.tensor_args[0].storage != p.storage):
+            return None
+        steps.append(b)
+        p = b.tensor_args[0]
+    return (p, tuple(steps[::-1])) if steps else None
