@@ -9,7 +9,9 @@ from functools import cached_property
 from typing import Any, Callable, Optional
 
 import torch
+from torch.utils._pytree import tree_map
 
+from .capture.fakes import is_fake
 from .capture.inputs import CallInputs
 from .capture.tracer import Capture, capture
 from .codegen.cuda_source import CudaSource
@@ -116,7 +118,7 @@ def lower(fn: Callable, *args: Any, device: str = "cuda", arch: str = "sm_90", s
 
     Args:
         fn: a function or module; it is captured under `torch.no_grad()`.
-        args, kwargs: as for a call; tensors may be on the CPU, and their values are not read.
+        args, kwargs: as for a call; tensors may be on the CPU, fake ones of any device, or meta tensors. No values are read.
         device: "cuda", or one device such as "cuda:1".
         arch: the architecture that `facts` and `compiled` are for.
         single_ops: make a kernel of a single call too.
@@ -139,7 +141,7 @@ def lower(fn: Callable, *args: Any, device: str = "cuda", arch: str = "sm_90", s
     nvrtc.options_for(arch)
     fn = getattr(fn, "__wrapped__", fn)
     with torch.no_grad():
-        captured = capture(fn, CallInputs(args, kwargs), getattr(fn, "__name__", "program"))
+        captured = capture(fn, CallInputs(*_without_data((args, kwargs))), getattr(fn, "__name__", "program"))
         if captured.replay_because:
             raise UnsupportedError(f"lower() needs a program that its ATen calls tell in full: {captured.replay_because}")
         if captured.joint is not None:
@@ -150,6 +152,20 @@ def lower(fn: Callable, *args: Any, device: str = "cuda", arch: str = "sm_90", s
 
 
 # ------------------------------------------------------------ on another device
+
+def _without_data(arguments: tuple) -> tuple:
+    """Tensors on the CPU, whose memory nobody touches, laid out and sharing memory as fake and meta ones do."""
+    memory: dict[int, torch.UntypedStorage] = {}
+
+    def real(t: Any) -> Any:
+        if not isinstance(t, torch.Tensor) or not (is_fake(t) or t.is_meta):
+            return t
+        theirs = t.untyped_storage()
+        own = memory.setdefault(theirs._cdata, torch.UntypedStorage(theirs.nbytes()))
+        return torch.empty(0, dtype=t.dtype).set_(own, t.storage_offset(), t.shape, t.stride())
+    return tree_map(real, arguments)
+
+
 
 def _moved(captured: Capture, device: torch.device) -> Capture:
     """All tensors of the traces on `device`."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tracejit
 from proof import needs_nvrtc
@@ -193,3 +194,23 @@ def test_a_chain_that_takes_the_compiler_long_is_several_kernels(calls):
             x = x.sin() + 1
         return x
     assert 10 < len(tracejit.lower(fn, torch.randn(8)).kernels) < calls // 5
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "meta"])
+@pytest.mark.parametrize("fake", [True, False])
+def test_fake_and_meta_tensors_lower_as_real_ones(device, fake):
+    def step(x, row, bias):
+        x.mul_(2)
+        return torch.softmax(x + bias, -1) + row
+
+    def make(device):
+        x = torch.empty(8, 64, device=device)
+        return x, x[3], torch.empty(64, device=device, dtype=torch.bfloat16)
+    if fake:
+        with FakeTensorMode():
+            args = make(device)
+    else:
+        args = make("meta" if device == "cuda" else device)
+    lowered, real = tracejit.lower(step, *args), tracejit.lower(step, *make("cpu"))
+    assert [k.source for k in lowered.kernels] == [k.source for k in real.kernels] and lowered.kernels
+    assert {p.device.type for p in lowered.traces[-1].inputs} == {"cuda"}
