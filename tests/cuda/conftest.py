@@ -8,14 +8,14 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))                 # the benchmark's workloads
 
-SHARE = 100
+SHARE = 60
 
 
 def pytest_collection_modifyitems(config, items):
     if os.environ.get("TRACEJIT_TEST_ALL") == "1":
         return
     borrowed = [item for item in items if item.path.name == "test_same_programs.py"]
-    kept = set(map(id, borrowed[::SHARE]))
+    kept = set(map(id, [item for item in borrowed if not item.get_closest_marker("full")][::SHARE]))
     left_out = [item for item in borrowed if id(item) not in kept]
     if left_out:
         gone = set(map(id, left_out))
