@@ -55,7 +55,7 @@ def _replaced(container: Any, step: Any, item: Any) -> Any:
 # ---------------------------------------------------------------- which floats have changed
 
 def changed_floats(groups: Any, call: CallInputs) -> tuple[Location, ...]:
-    """The places of floats that are not what they were for the latest entry of a group, in containers that are otherwise equal."""
+    """The places of floats that are not what they were for the latest entry of a group, in containers otherwise equal."""
     found: dict[Hashable, Location] = {}
     for group in groups:
         locations = group.reader.locations
@@ -88,8 +88,10 @@ def _differ(slot: Any, path: str, value: Any, before: Hashable, now: Hashable, f
         return False
     mapping = type(value) is dict
     for (step, item), a, b in zip(items_of(value) if mapping else enumerate(value), before[1], now[1]):
-        if mapping and a[0] != b[0] or not _differ(ItemSlot(slot, step, mapping), f"{path}[{step!r}]", item, *((a[1], b[1]) if mapping else (a, b)),
-                                                   found):
+        if mapping and a[0] != b[0]:
+            return False
+        keys = (a[1], b[1]) if mapping else (a, b)
+        if not _differ(ItemSlot(slot, step, mapping), f"{path}[{step!r}]", item, *keys, found):
             return False
     return True
 

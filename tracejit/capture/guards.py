@@ -21,7 +21,8 @@ ARGUMENT, STATE, GRAD, NUMBER = "argument", "state", "grad", "number"
 
 @dataclass(frozen=True, eq=False)
 class InputSource:
-    """Where a program input is found: argument `index`, `location` in Python state, `.grad` of input `index`, or a float at `location`."""
+    """Where a program input is found: argument `index`, `location` in Python state, `.grad` of input `index`, or a float
+    at `location`."""
 
     kind: str
     index: int = 0

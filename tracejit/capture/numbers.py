@@ -1,8 +1,8 @@
 """Numbers: Python floats of the program that are known at run time alone, such as what `item()` reads.
 
-In a recording a `Number` stands for one. Arithmetic on it is recorded; it goes as a scalar into operations whose elements it
-enters. An input can be compared with constants, which entries guard; what else needs a value (a branch, a size, a call of C
-code) is refused. In traces a number is a tensor of no dims in float64.
+In a recording a `Number` stands for one. Arithmetic on it is recorded; it goes as a scalar into operations whose elements
+it enters. An input can be compared with constants, which entries guard; what else needs a value (a branch, a size, a call
+of C code) is refused. In traces a number is a tensor of no dims in float64.
 """
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from ..ir.symbol import Symbol
 
 _OPERATORS = ("BINARY_", "INPLACE_", "UNARY_")
 _FILLS = frozenset("full full_like new_full scalar_tensor".split())
-NEEDS_VALUE = ("the program needs the values of a tensor, which a trace does not have ({}): keep them in tensors (torch.where instead "
-               "of `if`, sizes that do not depend on data), or read them outside")
+NEEDS_VALUE = ("the program needs the values of a tensor, which a trace does not have ({}): keep them in tensors (torch.where "
+               "instead of `if`, sizes that do not depend on data), or read them outside")
 
 
 class NumberNode:
@@ -94,7 +94,8 @@ def _operator(sym: Symbol, reflected: bool) -> Callable:
     def method(self: Number, *others: Any) -> Any:
         if any(isinstance(o, torch.Tensor) for o in others):
             return NotImplemented
-        if not (sym is NUMBER_OPS["abs"] or _is_plain_step(sys._getframe(1))) or not all(type(o) in (int, float, bool, Number) for o in others):
+        known = all(type(o) in (int, float, bool, Number) for o in others)
+        if not known or not (sym is NUMBER_OPS["abs"] or _is_plain_step(sys._getframe(1))):
             self._refuse()
         operands = [self, *others][::-1] if reflected else [self, *others]
         _ask_for_a_float(sym, operands)
@@ -122,7 +123,7 @@ def _insist(a: Any, name: str, other: float) -> None:
 
 
 def _is_plain_step(frame: FrameType) -> bool:
-    """Does the code itself compute, and not a C function that it calls, such as `sum`, which adds floats in a way of its own?"""
+    """Does the code itself compute? A C function that it calls, such as `sum`, may add floats in a way of its own."""
     return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith(_OPERATORS)
 
 

@@ -12,7 +12,7 @@ from ..ir.proxy import TensorConstant, TensorProxy, some_number
 from ..ir.trace import BoundSymbol
 
 _PRIM_ARGUMENTS = {"constant": ("value",), "exact_copy": ("self",), "restride": ("self", "size", "stride"),
-                   "number": ("self",), **{op.name: ("self", "other")[:1 + (name not in ("neg", "abs"))] for name, op in NUMBER_OPS.items()},
+                   "number": ("self",), **{op.name: ("self", "other") for op in NUMBER_OPS.values()},
                    "nll_loss_gather": ("self", "dim", "index"), "binary_cross_entropy_probability": ("self",)}
 
 
@@ -86,7 +86,8 @@ def fits(value: Any, dtype: torch.dtype) -> bool:
 
 def result_type(operands: list) -> torch.dtype:
     """What eager computes in: zero-dimensional tensors and Python numbers do not promote within their kind."""
-    return _result_type(tuple((min(len(x.shape), 1), x.dtype) if isinstance(x, TensorProxy) else type(x) for x in map(some_number, operands)))
+    return _result_type(tuple((min(len(x.shape), 1), x.dtype) if isinstance(x, TensorProxy) else type(x)
+                              for x in map(some_number, operands)))
 
 
 @lru_cache(1 << 10)
