@@ -453,6 +453,9 @@ RESULTS_THAT_ARE_VIEWS = {
     "twice": lambda x, w: ((v := x.view(-1)), v, (x + w).exp()),
     "of what is written": lambda x, w: ((y := x * w).add_(1), y.t(), y.mul_(2)),
     "expanded": lambda x, w: (w[0].expand(3, 4), x * 2),
+    "one of one": lambda x, w: x[1:2].unbind()[0],
+    "parts": lambda x, w: (*x.split(2), x * w),
+    "parts of another": lambda x, w: ((y := x * w), y.unbind(1)[2]),
 }
 
 

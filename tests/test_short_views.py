@@ -25,7 +25,7 @@ def attention(q, k):
 
 @pytest.mark.parametrize("program", [
     lambda w: w.t().detach(), lambda w: w.detach().t(), lambda w: w.t().view(torch.float32)[0], lambda w: w.detach().unsqueeze_(0),
-    lambda w: w.detach().unsqueeze_(0)[0, 1:], lambda w: (w * 2, w.t().detach()[1:])], ids="last first dtype moved inside beside".split())
+    lambda w: w.detach().unsqueeze_(0)[0, 1:], lambda w: (w * 2, w.t().detach()[1:]), lambda w: w[:1].unbind()[0].view(-1).detach()], ids="last first dtype moved inside beside one".split())
 def test_detached_views_of_what_requires_gradients_require_none(program):
     w = torch.randn(3, 3, requires_grad=True)
     jitted = tracejit.jit(program, fallback="error")

@@ -15,14 +15,15 @@ from ..ir.trace import BoundSymbol, Trace
 
 @dataclass(frozen=True, eq=False)
 class ResultView:
-    """`positions`: the outputs that are this view; of input `source`, or of output -1 - `source`; `steps`: from there on."""
+    """`positions`: the outputs that are this view; of input `source`, or of output -1 - `source`; `steps`: from there on, with
+    the number of the view among those that a call makes, None for a call that makes one."""
 
     positions: tuple[int, ...]
     source: int
-    steps: tuple[BoundSymbol, ...]
+    steps: tuple[tuple[BoundSymbol, Optional[int]], ...]
 
     def maker(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        calls = [_call(b) for b in self.steps]
+        calls = [_call(b, number) for b, number in self.steps]
 
         def make(t: torch.Tensor) -> torch.Tensor:
             for call in calls:
@@ -31,9 +32,11 @@ class ResultView:
         return make
 
 
-def _call(b: BoundSymbol) -> Callable[[torch.Tensor], torch.Tensor]:
+def _call(b: BoundSymbol, number: Optional[int]) -> Callable[[torch.Tensor], torch.Tensor]:
     at = next(k for k, a in enumerate(b.args) if isinstance(a, TensorProxy))
     before, after = b.args[:at], b.args[at + 1:]
+    if number is not None:
+        return lambda t: b.sym.fn(*before, t, *after, **b.kwargs)[number]
     return lambda t: b.sym.fn(*before, t, *after, **b.kwargs)
 
 
@@ -64,9 +67,9 @@ def _way(p: TensorProxy, makers: dict[TensorProxy, BoundSymbol], ends: dict) -> 
     steps: list[Any] = []
     while p not in ends:
         b = makers.get(p)
-        if b is None or b.written or not b.modes.grad or len(b.tensor_outputs) != 1 or len(b.tensor_args) != 1 or (
+        if b is None or b.written or not b.modes.grad or len(b.tensor_args) != 1 or (
                 b.args.count(b.tensor_args[0]) != 1 or b.tensor_args[0].storage != p.storage):
             return None
-        steps.append(b)
+        steps.append((b, None if b.output is p else b.output.index(p)))
         p = b.tensor_args[0]
     return (p, tuple(steps[::-1])) if steps else None

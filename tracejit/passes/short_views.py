@@ -27,6 +27,7 @@ AS_STRIDED = replace(aten_symbol(torch.ops.aten.as_strided.default), fn=torch.as
 
 def short_views(trace: Trace) -> Trace:
     fixed = {*trace.tensor_results, *(a for b in trace.bound_symbols if b.is_region or b.has_effect for a in b.tensor_args)}
+    historic = {p.storage for p in trace.inputs if p.requires_grad}
     bottom: dict[TensorProxy, TensorProxy] = {}
     same: dict[TensorProxy, TensorProxy] = {}
     calls = []
@@ -39,7 +40,7 @@ def short_views(trace: Trace) -> Trace:
         parent = _viewed(b)
         if parent is not None:
             root, view = bottom.get(parent, parent), b.output
-            if root.requires_grad and b.sym.overload in _WITHOUT_HISTORY:
+            if root.storage in historic and b.sym.overload in _WITHOUT_HISTORY:
                 calls.append(b)                                # it is a bottom of its own
                 continue
             if view.same_view(parent) and view.stride == parent.stride and view not in fixed and (
