@@ -273,3 +273,27 @@ def test_a_number_that_the_dtype_does_not_hold_raises_though_others_were_taken(p
     for value in (0.5, 2e38):
         assert_parity(lambda x: program(x, value), lambda: [torch.ones(3)])
     assert_parity(lambda x: program(x, 1e300), lambda: [torch.ones(3)], raises="RuntimeError")
+
+
+def test_a_default_dtype_that_holds_for_some_calls_alone():
+    def program(x):
+        before = x // 2 / 2
+        torch.set_default_dtype(torch.float64)
+        try:
+            return before, x / 2
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    jfn = tracejit.jit(program, fallback="silent", executors=["torch"])
+    assert [t.dtype for t in jfn(torch.arange(3))] == [torch.float32, torch.float64]
+
+
+def test_an_error_of_an_empty_tensor_is_caught_where_another_was_taken():
+    def program(x):
+        try:
+            return x.max(), x[:0].max()
+        except RuntimeError:
+            return x + 1
+
+    assert_parity(lambda x: x.max(), lambda: [torch.ones(3)])
+    assert_parity(program, lambda: [torch.ones(3)])

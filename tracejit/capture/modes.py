@@ -34,6 +34,11 @@ _SETTINGS: tuple[tuple[str, Callable, Callable], ...] = (
 )
 
 
+def operation_settings() -> tuple:
+    """Settings that no call of a trace tells, and that are those of the entry's key from its first call to its last."""
+    return torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
+
+
 def global_settings() -> tuple:
     return tuple(read() for _, read, _ in _SETTINGS)
 

@@ -22,6 +22,7 @@ from ..ir.symbol import Symbol, aten_symbol
 from ..ir.trace import BoundSymbol, Modes, SourceLine
 from ..torch_private import fake_of, is_composite, unseen_by_function_modes
 from .fakes import NEEDS_DATA, Fakes, is_fake, real_tensors
+from .modes import operation_settings
 from .known_calls import UNKNOWN, KnownCalls, each_kind_once, on_stand_ins
 from .numbers import NEEDS_VALUE, NumberNode, number_of, refuse_unless_elementwise
 from .scratch import layout_is_uncertain, raise_if_eager_refuses, raise_if_no_kernel, raise_if_no_view, real_strides, run_on_scratch
@@ -75,6 +76,7 @@ class Recorder(TorchDispatchMode):
         self.makes_constants = False                           # within a call that copies Python data into a new tensor
         self.half_done = ""                                    # a call that raised and may have written before
         self.refused: Optional[UnsupportedError] = None        # somebody needed the value of a number
+        self._settings = operation_settings()
 
     # ------------------------------------------------------------ proxies
 
@@ -167,6 +169,8 @@ class Recorder(TorchDispatchMode):
             return self._dispatch(func, args, kwargs or {})
 
     def _dispatch(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        if operation_settings() != self._settings:
+            raise UnsupportedError("the function runs operations under another default dtype, or deterministic algorithms", where=str(self.source()))
         if func.namespace in _PASS_THROUGH:
             return func(*args, **kwargs)
         if is_composite(func):

@@ -119,7 +119,7 @@ def raise_if_no_kernel(sym: Symbol, before: list, spec: Any) -> None:
     """Fakes take dtypes that the real kernel refuses, and scalars that these do not hold: ask it once for each op and dtypes."""
     if sym.random or sym.opaque or any(isinstance(a, (torch.Generator, torch.UntypedStorage)) for a in before):
         return
-    key = (sym.overload, tuple((a.dtype, len(a.shape)) if isinstance(a, TensorProxy) else _kind(a) for a in map(some_number, before)))
+    key = (sym.overload, tuple((a.dtype, len(a.shape), 0 in a.shape) if isinstance(a, TensorProxy) else _kind(a) for a in map(some_number, before)))
     if key in _taken:
         return
     try:
@@ -128,7 +128,7 @@ def raise_if_no_kernel(sym: Symbol, before: list, spec: Any) -> None:
         raise                                                  # no kernel for these dtypes, whatever the sizes
     except (RuntimeError, ValueError, TypeError, IndexError):
         dislikes_zeros = sym.may_raise([torch.int64])
-        rare = any(isinstance(a, TensorProxy) and (a.dtype.is_complex or a.dtype is torch.bool) for a in before)
+        rare = any(isinstance(a, TensorProxy) and (a.dtype.is_complex or a.dtype is torch.bool or 0 in a.shape) for a in before)
         if not dislikes_zeros and (sym.pointwise or rare or sym.packet.startswith("_foreach")):
             run_on_scratch(sym.fn, before, spec)
     _taken.add(key)
