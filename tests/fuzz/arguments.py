@@ -17,6 +17,8 @@ SMALL = ((12, (4, 4)), (10, (3, 4)), (8, (6,)), (8, (5, 5)), (6, (4,)), (5, (4, 
          (3, (2, 4, 3)))
 LARGE = ((10, (640, 1024)), (8, (3, 300007)), (6, (1000003,)), (4, (33, 32771)), (4, (1024,)),      # 2-4 MB of float32: L2 has 1-2
          (3, (1024, 1)), (3, (16, 160, 257)), (2, (4, 4)), (2, (400009,)))
+CHANGING = (0.5, 0.25, 1.5, -0.75, 0.0, 1e5)                     # an input of the program from its second value on
+SCALARS = ((70, ()), (22, (2, 2, 0.5, 3, -1, True)), (8, CHANGING))
 SEPARATE, SAME, POOL = "separate", "same object", "a view of the pool"
 
 
@@ -33,7 +35,7 @@ class Tensor:
 class Signature:
     tensors: tuple[Tensor, ...]
     packing: str                    # "flat", "list" or "dict": how the last two tensors are passed
-    scalar: bool
+    scalar: tuple                   # the values that `s` may have, none where there is no `s`
     outer: tuple[tuple[str, str], ...]
 
     @property
@@ -41,7 +43,7 @@ class Signature:
         names = [t.name for t in self.tensors]
         if self.packing != "flat":
             names = names[:-2] + ["pack"]
-        return tuple(names + ["s"] * self.scalar)
+        return tuple(names + ["s"] * bool(self.scalar))
 
     def expressions(self) -> list[str]:
         """How the program's text names each tensor."""
@@ -67,12 +69,12 @@ def draw_signature(tape: Tape, options: Options) -> Signature:
     packing = tape.weighted(((85, "flat"), (8, "list"), (7, "dict"))) if count > 1 else "flat"
     outer = tuple((name, f"{name} = {_data(seed, first_shape, 'float32')}")
                   for name, seed in (("w", 91), ("W", 92)) if tape.chance(15))
-    return Signature(tuple(tensors), packing, tape.chance(30), outer)
+    return Signature(tuple(tensors), packing, tape.weighted(SCALARS), outer)
 
 
 def draw_call(signature: Signature, tape: Tape, number: int, options: Options) -> Call:
     """One call. The first is mostly plain; a later one may repeat the arguments, or alias them anew."""
-    if number and tape.chance(25):
+    if number and tape.chance(75 if signature.scalar == CHANGING else 25):
         again = tuple(f"{t.name}{number} = {t.name}{number - 1}" for t in signature.tensors)
         return Call(again, _pack(signature, number, tape), _after(signature, tape, options))
     setup: list[str] = []
@@ -108,7 +110,7 @@ def first_scope(signature: Signature, call: Call, options: Options) -> Scope:
     values = [eval(a, namespace) for a in call.arguments]
     namespace |= dict(zip(signature.parameters, values))
     outer = [name for name, _ in signature.outer]
-    return Scope(namespace, options, signature.expressions() + outer, ["s"] * signature.scalar,
+    return Scope(namespace, options, signature.expressions() + outer, ["s"] * bool(signature.scalar),
                  set(outer) | {e for e in signature.expressions() if "[" in e})
 
 
@@ -122,7 +124,7 @@ def _pack(signature: Signature, number: int, tape: Tape) -> tuple[str, ...]:
         names = names[:-2] + [f"[{names[-2]}, {names[-1]}]"]
     elif signature.packing == "dict":
         names = names[:-2] + [f"{{'k': {names[-2]}, 'q': {names[-1]}}}"]
-    return tuple(names + [str(tape.pick((2, 2, 0.5, 3, -1, True)))] * signature.scalar)
+    return tuple(names + ([str(tape.pick(signature.scalar))] if signature.scalar else []))
 
 
 def _after(signature: Signature, tape: Tape, options: Options) -> tuple[str, ...]:

@@ -146,6 +146,7 @@ SAME_WIDTH = {1: ("uint8", "int8"), 2: ("int16", "bfloat16"), 4: ("int32", "floa
               8: ("int64", "float64", "complex64", "int32", "float32"), 16: ("float64",)}
 
 
+OF_SCALAR = ("s", "s", "s", "s", "(s * 0.5 + 1)", "(1 / (s + 9))", "abs(s)", "-s", "s ** 2", "(s if s > 0.3 else 0.3)")
 NUMBERS = (("True", "False"), ("2", "0", "1", "3"), ("0.5", "-1.5", "2", "0", "-0.0"), ("0.5", "2", "1j"))
 
 
@@ -288,7 +289,7 @@ def _copyable(scope: Scope, subject: str) -> str:
 def _number(scope: Scope, subject: str) -> str:
     of = scope.value(subject)
     if scope.scalars and scope.tape.chance(50):
-        return "s"
+        return scope.tape.pick(OF_SCALAR) if _rank(of) >= 2 else "s"
     return scope.tape.pick(NUMBERS[_rank(of)])
 
 
