@@ -142,15 +142,22 @@ def _moment(want: Moment, got: Moment, moved: list[Moment]) -> Moment:
     return dataclasses.replace(got, leaves=leaves)
 
 
-def _leaf(want: Any, got: Any, moved: list[Any]) -> Any:
+def _leaf(want: Any, got: Any, moved: list[Any], terms: float = 0.0) -> Any:
+    """terms: how large what was added up to the values may have been."""
     if not isinstance(want, Frozen) or not isinstance(got, Frozen) or want.value.shape != got.value.shape or (
-            want.value.dtype is not got.value.dtype) or not value_difference(want.value, got.value):
+            want.value.dtype is not got.value.dtype):
         return got
-    others = [m.value for m in moved if isinstance(m, Frozen) and m.value.shape == want.value.shape and m.value.dtype is want.value.dtype]
-    return dataclasses.replace(got, value=torch.where(allowed(want.value, got.value, others), want.value, got.value))
+    moved = [m for m in moved if isinstance(m, Frozen)]
+    if "gradient" in got.facts:                                # they add up from ones, and may cancel to what rounding leaves of them
+        gradients = [f.facts.get("gradient") for f in (want, got, *moved)]
+        got = dataclasses.replace(got, facts=got.facts | {"gradient": _leaf(*gradients[:2], gradients[2:], 1.0)})
+    if not value_difference(want.value, got.value):
+        return got
+    others = [m.value for m in moved if m.value.shape == want.value.shape and m.value.dtype is want.value.dtype]
+    return dataclasses.replace(got, value=torch.where(allowed(want.value, got.value, others, terms), want.value, got.value))
 
 
-def allowed(want: torch.Tensor, got: torch.Tensor, moved: list[torch.Tensor]) -> torch.Tensor:
+def allowed(want: torch.Tensor, got: torch.Tensor, moved: list[torch.Tensor], terms: float) -> torch.Tensor:
     """Where `got` is as near to `want` as the moved runs are."""
     if not want.is_floating_point():
         return torch.full_like(want, any(not torch.equal(m, want) for m in moved), dtype=torch.bool)
@@ -161,7 +168,7 @@ def allowed(want: torch.Tensor, got: torch.Tensor, moved: list[torch.Tensor]) ->
         also = m.isfinite()
         unsteady |= (also != finite) | ~finite & (m != a) & ~(m.isnan() & a.isnan())
         reach = max(reach, _largest((m - a).masked_fill(~(finite & also), 0)))
-    least = max(RELATIVE * _largest(a.masked_fill(~finite, 0)), MARGIN * reach)
+    least = max(RELATIVE * max(_largest(a.masked_fill(~finite, 0)), terms), MARGIN * reach)
     near = (a - b).abs() <= torch.clamp(ULPS * torch.finfo(want.dtype).eps * a.abs(), min=least)
     return unsteady | near & finite & b.isfinite() | ((_bits(want) - _bits(got)).abs() <= ULPS)
 
