@@ -297,3 +297,7 @@ def test_an_error_of_an_empty_tensor_is_caught_where_another_was_taken():
 
     assert_parity(lambda x: x.max(), lambda: [torch.ones(3)])
     assert_parity(program, lambda: [torch.ones(3)])
+
+
+def test_a_tensor_set_to_memory_that_is_seen_under_another_dtype_first():
+    assert_parity(lambda a, c: c.set_(a.imag).add_(1), lambda: [torch.ones(2, 3, dtype=torch.complex64), torch.zeros(2, 3)])

@@ -48,7 +48,7 @@ class Moved(TorchDispatchMode):
                     self._replace(t, exact[n], 0.5 if contracted else 1.0)
                 elif inexact:
                     self._move(t, terms if n == 0 else None)
-                if torch.Tag.pointwise in func.tags or listed or name == "floor_divide":
+                if torch.Tag.pointwise in func.tags or listed or name == "floor_divide" or _casts(name, t, args):
                     self._other_nans(t)
                 if name in ("softshrink", "minimum", "maximum"):       # -0.0 from eager's scalars, 0.0 from its vectors
                     self._turn(t, t == 0)
@@ -92,6 +92,11 @@ def _terms(func: Any, args: tuple, kwargs: dict) -> Optional[torch.Tensor]:
     if func.overloadpacket.__name__ in ("sum", "mean") and args[0].is_floating_point():
         return func(args[0].detach().abs(), *args[1:], **kwargs)
     return None
+
+
+def _casts(name: str, made: torch.Tensor, args: tuple) -> bool:
+    source = {"copy": 1, "_to_copy": 0}.get(name)
+    return source is not None and args[source].dtype is not made.dtype
 
 
 def _scales_halves(args: tuple, kwargs: dict) -> bool:

@@ -87,8 +87,8 @@ def set_metadata(t: torch.Tensor, size: list[int], stride: list[int], offset: in
 
 
 def set_tensor(t: torch.Tensor, source: torch.Tensor) -> None:
-    """Point the caller's tensor at source's storage and metadata."""
-    t.set_(source)
+    """Point the caller's tensor at source's storage and metadata; their dtypes may differ."""
+    t.set_(source.untyped_storage(), source.storage_offset(), source.shape, source.stride())
 
 
 def backward_begins() -> None:
