@@ -306,6 +306,19 @@ def test_a_float_argument_that_decides_a_branch():
     assert jfn.cache_info().misses == 3
 
 
+def test_gradients_where_a_changing_float_is_kept_for_backward():
+    m, x = torch.nn.Linear(3, 3), torch.randn(4, 3)
+    jfn = tracejit.jit(lambda x, gain: m(m(m(x).relu() * gain).tanh() + gain), fallback="error")
+    for gain in (2.0, 3.0, 4.0, 5.0):
+        found = []
+        for f in (jfn, jfn.__wrapped__):
+            m.zero_grad()
+            f(x, gain).sum().backward()
+            found.append([p.grad.clone() for p in m.parameters()])
+        torch.testing.assert_close(*found)
+    assert jfn.cache_info().misses == 2 and jfn.last_backward_traces
+
+
 def test_a_variable_of_a_closure_that_changes():
     rate = 0.5
 

@@ -239,7 +239,7 @@ class _Splitter:
     def halves(self, parts: dict, orders: dict[int, list[BoundSymbol]], kept: tuple[TensorProxy, ...]) -> Halves:
         checked = self.checked(kept)
         names, copies = Names(self.trace), []
-        handed = [self.copied(p, names, copies) if p.storage in self.visible and p.storage not in self.saved else p for p in kept]
+        handed = [self.copied(p, names, copies) if p.storage in self.visible - self.saved and not p.number else p for p in kept]
         output = (*self.trace.output[:self.results], *handed, *checked)
         calls = (*self.forward_calls({*self.forward_results, *kept, *checked}), *copies)
         forward = Trace("forward", tuple(self.inputs), calls, output, self.trace.name, previous=self.trace.stage,

@@ -196,7 +196,7 @@ class _Function(torch.autograd.Function):
         if call.outputs is None:
             call.outputs = list(of.forward(*inputs))
         made = call.outputs
-        extra = made[of.results:]
+        extra = [torch.tensor(t, dtype=torch.float64) if type(t) is float else t for t in made[of.results:]]     # numbers
         checked = extra[of.kept:] if part is of.parts[0] else []
         ctx.save_for_backward(*[extra[n] for n in part.kept], *checked)
         ctx.set_materialize_grads(False)
