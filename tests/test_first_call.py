@@ -18,7 +18,7 @@ def test_a_first_call_imports_neither_dynamo_nor_sympy_nor_networkx():
         base = torch.ones(4, 8)
         def f(x, w):
             y = torch.cat([torch.relu(x @ w.t()).softmax(-1), x.view(-1)[::8].expand(3, -1)], 1)
-            y[1:] += torch.tensor([2.0])
+            y[1:] += torch.tensor([2.0]) + torch.nn.functional.cross_entropy(x, torch.tensor([0, 1, 2]))
             return y.gather(1, torch.zeros(3, 2, dtype=torch.long)).var(0), y.reshape(-1, 1).squeeze(1)
         jitted = tracejit.jit(f, executors=["cpu"], fallback="error")
         jitted(base[1:], base)                                  # a view, and its base

@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 __all__ = ["defer_imports", "converted"]
 
 _DYNAMO, _ORIGINS, _SHAPES = "torch._dynamo", "torch._dynamo.source", "torch.fx.experimental.symbolic_shapes"
+_FUNCTIONS = "torch.utils._sympy.functions"
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -102,7 +103,7 @@ def defer_imports() -> None:
     if _DYNAMO not in sys.modules:
         _defer_dynamo()
     if _SHAPES not in sys.modules and "sympy" not in sys.modules and importlib.util.find_spec("sympy"):
-        for name in ("sympy", _SHAPES):
+        for name in ("sympy", _FUNCTIONS, _SHAPES):
             _shell(name)
 
 
@@ -186,6 +187,7 @@ _STAND_INS: dict[str, dict[str, Any]] = {
     _ORIGINS: {"AttrSource": lambda base, name: base, "ConstantSource": lambda name: _ORIGIN,
                "RandomValueSource": type("RandomValueSource", (Source,), {})},
     "sympy": {"Basic": type("Basic", (), {})},                 # of which nothing is an instance yet
+    _FUNCTIONS: {"Max": type("Max", (), {})},
     _SHAPES: {"GuardOnDataDependentSymNode": type("GuardOnDataDependentSymNode", (RuntimeError,), {}),
               **{name: _of_plain_numbers(name, answer) for name, answer in _ANSWERS.items()}},
 }
