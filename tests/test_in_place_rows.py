@@ -96,3 +96,18 @@ def test_other_rows_go_through_a_temporary():
             tracejit.jit(program, executors=["cpu"], fallback="error")(ours)
             program(theirs)
             torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (4, 1), (4, 5)], ids=str)
+@pytest.mark.parametrize("again", [lambda t: t.sum(), lambda t: t + 1, lambda t: t.amax(-1, keepdim=True) if t.dim() else t], ids=["sum", "add", "amax"])
+@pytest.mark.parametrize("reduce", [lambda b: b.norm(), lambda b: b.sum(0), lambda b: b.amax(-1)], ids=["norm", "sum", "amax"])
+def test_what_is_made_of_a_reduction_before_the_write(reduce, again, shape):
+    def program(b):
+        t = reduce(b)
+        u = again(t)
+        b.mul_(2)
+        return t + u
+
+    a, b = (torch.arange(1.0, 1 + torch.Size(shape).numel()).reshape(shape) for _ in range(2))
+    torch.testing.assert_close(tracejit.jit(program, fallback="error")(a), program(b))
+    assert torch.equal(a, b)

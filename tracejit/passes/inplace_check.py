@@ -129,7 +129,9 @@ def _check_reads(region: BoundSymbol, written: dict[int, list[TensorProxy]]) -> 
 
 def _followed(sub: BoundSymbol, a: TensorProxy, memory: TensorProxy, dims: Dims, reduced: dict) -> Optional[Dims]:
     """The dims that a result follows when `sub` reads `a`; None when an iteration needs other rows of the memory than its own."""
-    rank = len(memory.shape)
+    rank, made = len(memory.shape), sub.written[0] if sub.written else sub.tensor_outputs[0] if sub.tensor_outputs else None
+    if made is not None and made.numel == a.numel == memory.numel == 1:        # there is one iteration
+        return (None,) * len(made.shape)
     if sub.sym.overload is not None and torch.Tag.reduction in sub.sym.overload.tags:
         over = _reduced_dims(sub, len(a.shape))
         in_place = len(dims) == rank and all(d in (k, None) for k, d in enumerate(dims))
@@ -138,16 +140,15 @@ def _followed(sub: BoundSymbol, a: TensorProxy, memory: TensorProxy, dims: Dims,
             return None
         kept = len(sub.tensor_outputs[0].shape) == rank
         return tuple(None if k in over else d for k, d in enumerate(dims) if kept or k not in over)
-    target = sub.written[0] if sub.written else sub.tensor_outputs[0] if sub.tensor_outputs else None
-    if target is None or not (sub.sym.pointwise or sub.sym.is_copy or sub.sym in (RESTRIDE, EXACT_COPY)):
+    if made is None or not (sub.sym.pointwise or sub.sym.is_copy or sub.sym in (RESTRIDE, EXACT_COPY)):
         return None
-    found = (None,) * (len(target.shape) - len(a.shape)) + tuple(d if n > 1 else None for d, n in zip(dims, a.shape))
-    if len(target.shape) != rank:                              # a value of one element a row
-        rows = memory in reduced and target.shape == a.shape and not reduced[memory] & set(found)
+    found = (None,) * (len(made.shape) - len(a.shape)) + tuple(d if n > 1 else None for d, n in zip(dims, a.shape))
+    if len(made.shape) != rank:                              # a value of one element a row
+        rows = memory in reduced and made.shape == a.shape and not reduced[memory] & set(found)
         in_order = [d for d in found if d is not None]
         return found if rows and in_order == sorted(in_order) else None
     free = reduced.get(memory, frozenset())
-    at_its_own = all(n == 1 or d == k or d is None and k in free for k, (d, n) in enumerate(zip(found, target.shape)))
+    at_its_own = all(n == 1 or d == k or d is None and k in free for k, (d, n) in enumerate(zip(found, made.shape)))
     return found if at_its_own else None
 
 
