@@ -301,3 +301,12 @@ def test_an_error_of_an_empty_tensor_is_caught_where_another_was_taken():
 
 def test_a_tensor_set_to_memory_that_is_seen_under_another_dtype_first():
     assert_parity(lambda a, c: c.set_(a.imag).add_(1), lambda: [torch.ones(2, 3, dtype=torch.complex64), torch.zeros(2, 3)])
+
+
+def test_a_random_op_without_a_kernel_raises_where_it_stands():
+    def program(b):
+        b.set_(b.clone())
+        b.mul_(-1)
+        b.random_(0, 5)
+
+    assert_parity(program, lambda: [torch.ones(3, dtype=torch.complex64)], raises="RuntimeError")

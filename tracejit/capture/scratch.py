@@ -115,13 +115,8 @@ def _kind(a: Any) -> Hashable:
 _taken: set[Hashable] = set()        # signatures that the real kernels are known to take
 
 
-def raise_if_no_kernel(sym: Symbol, before: list, spec: Any) -> None:
-    """Fakes take dtypes that the real kernel refuses, and scalars that these do not hold: ask it once for each op and dtypes."""
-    if sym.random or sym.opaque or any(isinstance(a, (torch.Generator, torch.UntypedStorage)) for a in before):
-        return
-    key = (sym.overload, tuple((a.dtype, len(a.shape), 0 in a.shape) if isinstance(a, TensorProxy) else _kind(a) for a in map(some_number, before)))
-    if key in _taken:
-        return
+def _ask(sym: Symbol, before: list, spec: Any) -> None:
+    """Run it on one element of each; where it dislikes that, and a pointwise op does not by its nature, on all of them."""
     try:
         run_on_scratch(sym.fn, before, spec, tiny=True)
     except NotImplementedError:
@@ -131,4 +126,21 @@ def raise_if_no_kernel(sym: Symbol, before: list, spec: Any) -> None:
         rare = any(isinstance(a, TensorProxy) and (a.dtype.is_complex or a.dtype is torch.bool or 0 in a.shape) for a in before)
         if not dislikes_zeros and (sym.pointwise or rare or sym.packet.startswith("_foreach")):
             run_on_scratch(sym.fn, before, spec)
+
+
+def raise_if_no_kernel(sym: Symbol, before: list, spec: Any) -> None:
+    """Fakes take dtypes that the real kernel refuses, and scalars that these do not hold: ask it once for each op and dtypes."""
+    if sym.opaque or any(isinstance(a, (torch.Generator, torch.UntypedStorage)) for a in before):
+        return
+    key = (sym.overload, tuple((a.dtype, len(a.shape), 0 in a.shape) if isinstance(a, TensorProxy) else _kind(a) for a in map(some_number, before)))
+    if key in _taken:
+        return
+    with real_tensors():
+        state = torch.get_rng_state() if sym.random else None
+    try:
+        _ask(sym, before, spec)
+    finally:
+        if state is not None:
+            with real_tensors():
+                torch.set_rng_state(state)
     _taken.add(key)
