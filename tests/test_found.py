@@ -310,3 +310,7 @@ def test_a_random_op_without_a_kernel_raises_where_it_stands():
         b.random_(0, 5)
 
     assert_parity(program, lambda: [torch.ones(3, dtype=torch.complex64)], raises="RuntimeError")
+
+
+def test_a_row_of_a_dim_that_is_none_is_refused():
+    assert_parity(lambda x: (x.select(-2, -1), x + 1)[1], lambda: [torch.ones(12)], raises="IndexError")

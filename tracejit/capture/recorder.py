@@ -208,8 +208,7 @@ class Recorder(TorchDispatchMode):
         try:
             if written and not sym.moves_metadata:
                 raise_if_eager_refuses(func, before, spec, written)
-            if func is aten.view.default:
-                raise_if_no_view(before)
+            raise_if_no_view(func, before)
             out = self._on_fakes(func, *call, before, spec)
             if not sym.moves_metadata:
                 raise_if_no_kernel(sym, before, spec)

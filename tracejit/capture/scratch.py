@@ -17,6 +17,9 @@ from ..ir.symbol import LAYOUTS_THAT_LIE, Symbol
 from .fakes import real_tensors
 
 
+_VIEW, _SELECT = torch.ops.aten.view.default, torch.ops.aten.select.int
+
+
 def layout_is_uncertain(sym: Symbol, tensors: list[TensorProxy]) -> bool:
     """May a kernel choose other strides for its result than fake tensors say?"""
     if layout_is_ambiguous(tensors):
@@ -31,12 +34,15 @@ def raise_if_eager_refuses(func: Any, before: list, spec: Any, written: tuple[in
         run_on_scratch(func, before, spec)
 
 
-def raise_if_no_view(before: list) -> None:
-    """`view(t, *size)` of fakes takes dimensions of size 1 for a licence to merge any others: ask the real function, without memory."""
-    t, *size = before
-    if 1 in t.shape:
+def raise_if_no_view(func: Any, before: list) -> None:
+    """`view` of fakes takes dimensions of size 1 for a licence to merge any others, and `select` a dim that is none: ask the
+    real functions, without memory."""
+    if func not in (_VIEW, _SELECT):
+        return
+    t, *rest = before
+    if func is _SELECT or 1 in t.shape:
         with real_tensors():
-            torch.empty_strided(t.shape, t.stride, device="meta").view(size)
+            func(torch.empty_strided(t.shape, t.stride, device="meta"), *([rest] if func is _VIEW else rest))
 
 
 def run_on_scratch(func: Any, before: list, spec: Any, tiny: bool = False) -> tuple[list, Any]:
