@@ -135,3 +135,11 @@ def format_tally(suite, counts):
         share = f" ({100 * n / total:.1f} %)" if total else ""
         shown.append(f"{n:g} {name.replace('_', ' ')}{share}")
     return f"{suite}: " + ", ".join(shown)
+
+
+@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)

@@ -14,14 +14,6 @@ SINGLE = {"executor_options": {"cpu": {"allow_single_op_fusion": True}}}
 ROWS = 5                                                       # of w; the last index is beyond them
 
 
-@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 def small():
     return torch.arange(20.0).reshape(ROWS, 4) / 7, torch.tensor([0, 1, 2, 7])
 

@@ -25,14 +25,6 @@ SMALL, LARGE = 100, 10
 EVERY_OP = CpuExecutor(allow_single_op_fusion=True)
 
 
-@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 # ------------------------------------------------------------------ how much is one region
 
 def conv_bias_relu(x, w, b):

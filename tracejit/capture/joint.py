@@ -16,7 +16,7 @@ from ..errors import UnsupportedError
 from ..ir import prims
 from ..ir.proxy import TensorProxy
 from ..ir.symbol import SCHEMAS_THAT_LIE
-from ..ir.trace import NOWHERE, BoundSymbol, SourceLine, Trace
+from ..ir.trace import NOWHERE, BoundSymbol, Trace
 from ..torch_private import run_backward
 from .fakes import NEEDS_DATA
 from .recorder import Recorder

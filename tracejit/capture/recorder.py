@@ -22,8 +22,8 @@ from ..ir.symbol import Symbol, aten_symbol
 from ..ir.trace import BoundSymbol, Modes, SourceLine
 from ..torch_private import fake_of, is_composite, unseen_by_function_modes
 from .fakes import NEEDS_DATA, Fakes, is_fake, real_tensors
-from .modes import operation_settings
 from .known_calls import UNKNOWN, KnownCalls, each_kind_once, on_stand_ins
+from .modes import operation_settings
 from .numbers import NEEDS_VALUE, NumberNode, number_of, refuse_unless_elementwise
 from .scratch import layout_is_uncertain, raise_if_eager_refuses, raise_if_no_kernel, raise_if_no_view, real_strides, run_on_scratch
 

@@ -16,7 +16,6 @@ from ..ir.proxy import TensorProxy, contiguous_stride, is_racy, layout_is_ambigu
 from ..ir.symbol import LAYOUTS_THAT_LIE, Symbol
 from .fakes import real_tensors
 
-
 _VIEW, _SELECT = torch.ops.aten.view.default, torch.ops.aten.select.int
 
 

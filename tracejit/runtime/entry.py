@@ -13,10 +13,10 @@ from ..capture.journal import replay
 from ..capture.result_views import ResultView
 from ..capture.structure import Structure
 from ..capture.tracer import Capture, StateEffect
-from ..ir.trace import SourceLine, Trace
+from ..ir.trace import Trace
 from ..options import log_topics
 from .gradients import Differentiable, Spent
-from .program import OneRegion, Program, user_traceback
+from .program import Program, user_traceback
 
 
 class Entry:
