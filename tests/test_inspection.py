@@ -73,6 +73,18 @@ def test_a_listing_folds_regions_and_tells_of_every_name_where_it_lives(decoded)
     assert sum("copy" in classes for classes, _ in page.rows) == 1
 
 
+@pytest.mark.compiler
+def test_what_is_shown_in_full_by_print_has_a_short_repr(decoded):
+    """At a prompt, in a list, in a debugger; the text/plain of a notebook's output."""
+    first, *_, last = decoded.last_traces
+    count = len(last.bound_symbols)
+    assert repr(last) == f"<trace partition of decode: from decompose, {count} calls, {len(last.regions)} regions, 1 copy_>"
+    assert repr(last.graph()) == f"<graph of {last!r}>"
+    assert re.fullmatch(r"<diff calls \u2192 partition: \+\d+ \u2212\d+ lines>", repr(first.diff(last)))
+    told = tracejit.explain(decoded, *decode_arguments())
+    assert repr(told) == f"<explanation of decode: {told.summary}>"
+
+
 def test_a_listing_shows_text_that_looks_like_html_as_text():
     compiled = tracejit.jit(lambda x: torch.einsum("i,i->i", x, x).to(torch.float64, copy=True), executors=["cpu"])
     compiled(torch.ones(3))
@@ -111,9 +123,10 @@ def test_a_graph_has_data_and_memory_edges_and_boxes_for_regions(decoded):
 def test_a_graph_is_drawn_by_graphviz_or_without_it(decoded, monkeypatch, tmp_path, with_graphviz):
     if not with_graphviz:
         monkeypatch.setattr(graph_module.shutil, "which", lambda name: None)
-    drawn = decoded.last_traces[-1].graph().save(tmp_path / "g.svg").read_text()
-    assert "<svg" in drawn and ("cpu_region0" in drawn or not with_graphviz)     # matplotlib draws letters as paths
-    assert "<svg" in decoded.last_traces[-1].graph()._repr_html_()
+    graph = decoded.last_traces[-1].graph()
+    drawn = graph.save(tmp_path / "g.svg").read_text()
+    assert "<svg" in drawn and "cpu_region0" in drawn and "<!-- " not in drawn
+    assert "<svg" in graph._repr_html_() and drawn == graph.svg()
 
 
 def test_without_any_drawing_library_a_graph_says_what_to_install(decoded, monkeypatch):

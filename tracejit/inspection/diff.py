@@ -36,9 +36,16 @@ class TraceDiff:
     def __bool__(self) -> bool:
         return bool(self.lines)
 
-    def _repr_html_(self) -> str:
+    @property
+    def _counts(self) -> str:
         added, removed = (sum(line[:1] == s for line in self.lines[2:]) for s in "+-")
-        return framed(f"{self.before.stage} \u2192 {self.after.stage}", f"+{added} \u2212{removed} lines", self._rows())
+        return f"+{added} \u2212{removed} lines"
+
+    def __repr__(self) -> str:
+        return f"<diff {self.before.stage} \u2192 {self.after.stage}: {self._counts}>"
+
+    def _repr_html_(self) -> str:
+        return framed(f"{self.before.stage} \u2192 {self.after.stage}", self._counts, self._rows())
 
     def _rows(self) -> Iterator[str]:
         for line in self.lines[2:]:

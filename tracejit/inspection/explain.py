@@ -83,6 +83,9 @@ class Explanation:
                 parts += ["", title, *_aligned(columns, rows)]
         return "\n".join(parts)
 
+    def __repr__(self) -> str:
+        return f"<explanation of {self.name}: {self.summary}>"
+
     def _repr_html_(self) -> str:
         body = [_html_table(title, columns, rows) for title, columns, rows in self.tables() if rows]
         body += [trace_html(t) for t in self.traces[-1:]]

@@ -4,6 +4,7 @@ Drawn by graphviz where its `dot` program is there, else by matplotlib; `.networ
 """
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -69,9 +70,10 @@ class TraceGraph:
             yield f'n{a} -> n{b} [color="{colour}", style={line}, tooltip="{data["kind"]}"];'
 
     def svg(self) -> str:
-        """The picture as SVG. TraceError when neither graphviz nor matplotlib is installed."""
+        """The picture as SVG, the same for the same trace. TraceError when neither graphviz nor matplotlib is installed."""
         if shutil.which("dot"):
-            return subprocess.run(["dot", "-Tsvg"], input=self.dot, capture_output=True, text=True, check=True).stdout
+            drawn = subprocess.run(["dot", "-Tsvg"], input=self.dot, capture_output=True, text=True, check=True).stdout
+            return re.sub("<!--.*?-->\n*", "", drawn, flags=re.S)
         return _matplotlib_svg(self.networkx)
 
     def save(self, path: Any) -> Path:
@@ -79,6 +81,9 @@ class TraceGraph:
         path = Path(path)
         path.write_text(self.dot if path.suffix == ".dot" else self.svg())
         return path
+
+    def __repr__(self) -> str:
+        return f"<graph of {self.trace!r}>"
 
     def _repr_html_(self) -> str:
         drawn = self.svg()
@@ -103,6 +108,7 @@ def _quoted(text: str) -> str:
 def _matplotlib_svg(graph: Any) -> str:
     """Layers by longest path, one region's calls beside each other."""
     try:
+        from matplotlib import rc_context
         from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure
     except ImportError:
@@ -129,5 +135,6 @@ def _matplotlib_svg(graph: Any) -> str:
                   bbox={"boxstyle": "round", "facecolor": fill, "edgecolor": edge})
     axes.set_axis_off()
     out = StringIO()
-    figure.savefig(out, format="svg")
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "trace"}):     # text as text; names of parts that stay
+        figure.savefig(out, format="svg", metadata={"Date": None})
     return out.getvalue()

@@ -66,20 +66,8 @@ def framed(title: str, note: str, body: Iterable[str], *, unfolded: bool = True)
 
 def trace_html(trace: Trace) -> str:
     """The whole trace as one box: inputs, calls with regions folded, results."""
-    return framed(trace.stage, ", ".join(_facts(trace)), _rows(trace))
-
-
-def _facts(trace: Trace) -> Iterator[str]:
-    if trace.previous:
-        yield f"from {trace.previous}"
-    yield f"{len(trace.bound_symbols)} calls"
-    if trace.regions:
-        yield f"{len(trace.regions)} regions"
-    copies = trace.count("copy_")
-    if copies:
-        yield f"{copies} copy_"
-    if trace.seconds:
-        yield f"{trace.seconds * 1e3:.1f} ms"
+    took = [f"{trace.seconds * 1e3:.1f} ms"] if trace.seconds else []
+    return framed(trace.stage, ", ".join([*trace.facts(), *took]), _rows(trace))
 
 
 def _rows(trace: Trace) -> Iterator[str]:

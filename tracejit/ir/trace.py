@@ -184,9 +184,23 @@ class Trace:
         from ..inspection.html import trace_html
         return trace_html(self)
 
+    def facts(self) -> Iterator[str]:
+        """What it was made from, and how much is in it."""
+        if self.previous:
+            yield f"from {self.previous}"
+        yield f"{len(self.bound_symbols)} calls"
+        if self.regions:
+            yield f"{len(self.regions)} regions"
+        copies = self.count("copy_")
+        if copies:
+            yield f"{copies} copy_"
+
     def __str__(self) -> str:
         from .printer import trace_text
         return trace_text(self)
+
+    def __repr__(self) -> str:
+        return f"<trace {self.stage} of {self.name}: {', '.join(self.facts())}>"
 
 
 def walk(bound_symbols: tuple[BoundSymbol, ...]) -> Iterator[BoundSymbol]:
