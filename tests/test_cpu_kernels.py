@@ -246,7 +246,7 @@ def test_a_directory_that_others_may_write_is_not_used(tmp_path):
     where.chmod(0o777)
     executor = CpuExecutor(allow_single_op_fusion=True, kernel_cache=where)
     compiled(softmax, torch.randn(8, 16), executor=executor)
-    assert not list(where.iterdir()) and executor.cache.directory != where
+    assert not list(where.iterdir()) and executor.cache.disk.directory != where
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@ from .api import CacheInfo, CompiledFunction, CompiledModule, bisect, explain, j
 from .errors import FallbackWarning, InplaceCopyError, TraceError, UnsupportedError
 from .executors.cpu import CpuExecutor
 from .executors.cupy import CupyExecutor
+from .executors.disk_cache import cache_dir
 from .executors.registry import Executor, default_executors, get_executor, register_executor
 from .executors.torch_fallback import TORCH as _TORCH
 from .interfaces.export import functionalize
@@ -14,5 +15,5 @@ register_executor(CpuExecutor(), default=True)
 register_executor(CupyExecutor())         # asked where `executors=["cupy"]` names it
 __version__ = "0.1.0"
 __all__ = ["BoundSymbol", "CacheInfo", "CompiledFunction", "CompiledModule", "CpuExecutor", "CupyExecutor", "Executor", "FallbackWarning",
-           "InplaceCopyError", "Lowered", "Trace", "TraceError", "UnsupportedError", "bisect", "default_executors", "explain",
+           "InplaceCopyError", "Lowered", "Trace", "TraceError", "UnsupportedError", "bisect", "cache_dir", "default_executors", "explain",
            "functionalize", "get_executor", "jit", "last_traces", "lower", "register_executor"]

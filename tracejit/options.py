@@ -73,6 +73,11 @@ def cache_home() -> str:
     return os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
 
 
+def cache_limit() -> int:
+    """TRACEJIT_CACHE_MIB=n: bytes that the files of compiled kernels may take; by default 1024 MiB."""
+    return int(os.environ.get("TRACEJIT_CACHE_MIB", "") or 1024) << 20
+
+
 def cuda_home() -> str:
     """CUDA_HOME or CUDA_PATH: an installation of CUDA to look into for NVRTC and headers; by default Python's packages."""
     return os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or ""

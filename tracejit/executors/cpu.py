@@ -49,7 +49,7 @@ class CpuExecutor(Executor):
         if numerics == "eager":
             return self
         faster = copy(self)
-        faster.fast, faster.cache = True, KernelCache(self.cache.wanted, ("-ffp-contract=fast",))
+        faster.fast, faster.cache = True, KernelCache(self.cache.disk.wanted, ("-ffp-contract=fast",))
         return faster
 
     def available(self) -> bool:

@@ -2,9 +2,7 @@
 
 The regions of one program that are not on disk are shared out to as many compilers as there are processors; each compiles its
 share as one text, since it takes as long to start as to compile two kernels. The file that it makes appears under the key of each.
-The key is source, flags, compiler version and processor. The directory is the user's alone (0700); one that others may
-write is not loaded from. Files appear by rename, so that many processes may share them; each ends with a checksum of
-itself, and one that does not match is built again.
+The key is source, flags, compiler version and processor. The source of a file stays beside it.
 """
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ import hashlib
 import os
 import platform
 import shutil
-import stat
 import subprocess
-import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,13 +20,13 @@ from pathlib import Path
 from typing import Any, Optional, Sequence, Union
 
 from ..codegen.source import Source, together
-from ..options import cache_home, compiler_command
+from ..options import compiler_command
+from .disk_cache import DiskCache
 
 TIMEOUT = 120                # seconds that the compiler may take
 FLAGS = ("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-march=native", "-fno-math-errno", "-fno-trapping-math",
          "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-fopenmp-simd", "-fPIC", "-shared", "-w", "-nostartfiles",
          "-nostdlib")
-CHECKSUM = 32
 
 
 class CompilerError(Exception):
@@ -77,10 +73,6 @@ def width_flags() -> tuple[str, ...]:
     return ("-mprefer-vector-width=512",) if "avx512f" in _cpuinfo() else ()
 
 
-def default_directory() -> Path:
-    return Path(cache_home()) / "tracejit" / "kernels"
-
-
 def _processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -106,29 +98,24 @@ class Library:
 
 
 class KernelCache:
-    """Compiled texts under `directory`; without one that is safe, under a private temporary one. more: flags for regions."""
+    """Compiled texts, kept in a `DiskCache`. more: flags for regions."""
 
     def __init__(self, directory: Optional[str | os.PathLike] = None, more: tuple[str, ...] = ()) -> None:
-        self.more = more
-        self.wanted = Path(directory) if directory is not None else default_directory()
-        self._directory: Optional[Path] = None
+        self.more, self.disk = more, DiskCache(directory)
         self._loaded: dict[str, ctypes.CDLL] = {}
         self._lock, self._counting = threading.Lock(), threading.Lock()
         self.built = 0
 
-    @property
-    def directory(self) -> Path:
-        if self._directory is None:
-            self._directory = self.wanted if _make_private(self.wanted) else Path(tempfile.mkdtemp(prefix="tracejit-"))
-        return self._directory
+    def _path(self, key: str) -> Path:
+        return self.disk.directory / f"{key}.so"
 
     def load(self, text: str, more: tuple[str, ...] = ()) -> ctypes.CDLL:
         """The shared object of a C text; `more`: flags for it. Raises CompilerError."""
         key = _key(text, more)
         with self._lock:
             if key not in self._loaded:
-                path = self.directory / f"{key}.so"
-                if not _is_whole(path):
+                path = self._path(key)
+                if not self.disk.has(path.name):
                     self._build([path], text, more)
                 self._loaded[key] = self._open(path, text, more)
             return self._loaded[key]
@@ -137,7 +124,7 @@ class KernelCache:
         """What holds the entry of each, or why it could not be built. Raises NoCompiler."""
         keys = [_key("in company\n" + s.text, self.more) for s in sources]   # not those of texts by themselves
         missing = {key: s for key, s in zip(keys, sources)
-                   if key not in self._loaded and not _is_whole(self.directory / f"{key}.so")}
+                   if key not in self._loaded and not self.disk.has(f"{key}.so")}
         failed = self._build_shares(missing)
         with self._lock:
             return [failed[key] if key in failed else self._library(key, s) for key, s in zip(keys, sources)]
@@ -145,7 +132,7 @@ class KernelCache:
     def _library(self, key: str, source: Source) -> Union[Library, CompilerError]:
         if key not in self._loaded:
             try:
-                self._loaded[key] = self._open(self.directory / f"{key}.so", together([(_prefix(key), source.body)]), self.more)
+                self._loaded[key] = self._open(self._path(key), together([(_prefix(key), source.body)]), self.more)
             except CompilerError as error:
                 return error
         return Library(self._loaded[key], _prefix(key))
@@ -163,7 +150,7 @@ class KernelCache:
 
         def build(share: list[str]) -> dict[str, CompilerError]:
             try:
-                paths = [self.directory / f"{key}.so" for key in share]
+                paths = [self._path(key) for key in share]
                 self._build(paths, together((_prefix(key), missing[key].body) for key in share), self.more)
             except HungCompiler as error:
                 return dict.fromkeys(share, error)
@@ -199,49 +186,17 @@ class KernelCache:
         made = source.with_suffix(".tmp")
         command = [*compiler(), *FLAGS, *width_flags(), *more, str(source), "-o", str(made), "-lm"]
         try:
+            source.parent.mkdir(mode=0o700, parents=True, exist_ok=True)       # somebody may have removed it
             source.write_text(text)
             done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
             if done.returncode or not made.exists():
                 raise CompilerError(f"{' '.join(command)} failed; the source is {source}:\n{done.stderr[-2000:]}")
-            with open(made, "r+b") as out:
-                out.write(hashlib.sha256(out.read()).digest())
-            for other in paths[1:]:
-                _also_at(made, other)
-            os.replace(made, paths[0])
+            self.disk.put(made, [path.name for path in paths])
             os.replace(source, paths[0].with_suffix(".c"))
         except (OSError, subprocess.TimeoutExpired) as error:
             kind = HungCompiler if isinstance(error, subprocess.TimeoutExpired) else CompilerError
             raise kind(f"{error}; the source is {source}") from error
+        finally:
+            made.unlink(missing_ok=True)
         with self._counting:
             self.built += 1
-
-
-def _also_at(made: Path, other: Path) -> None:
-    """The file under another name as well; a copy where the file system has no links."""
-    link = made.with_suffix(f".{other.stem}.tmp")
-    try:
-        os.link(made, link)
-    except OSError:
-        shutil.copyfile(made, link)
-    os.replace(link, other)
-
-
-def _make_private(directory: Path) -> bool:
-    """Make the directory; is it the user's alone?"""
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = directory.stat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022 and os.access(directory, os.W_OK)
-
-
-def _is_whole(path: Path) -> bool:
-    """Does the file exist, belong to the user, and match its checksum?"""
-    try:
-        if path.stat().st_uid != os.getuid():
-            return False
-        content = path.read_bytes()
-    except OSError:
-        return False
-    return len(content) > CHECKSUM and hashlib.sha256(content[:-CHECKSUM]).digest() == content[-CHECKSUM:]
