@@ -7,6 +7,7 @@ from .executors.disk_cache import cache_dir
 from .executors.registry import Executor, default_executors, get_executor, register_executor
 from .executors.torch_fallback import TORCH as _TORCH
 from .interfaces.export import functionalize
+from .interfaces.fusion import Fusion, FusionValue
 from .ir.trace import BoundSymbol, Trace
 from .offline import Lowered, lower
 
@@ -14,6 +15,7 @@ register_executor(_TORCH)
 register_executor(CpuExecutor(), default=True)
 register_executor(CupyExecutor())         # asked where `executors=["cupy"]` names it
 __version__ = "0.1.0"
-__all__ = ["BoundSymbol", "CacheInfo", "CompiledFunction", "CompiledModule", "CpuExecutor", "CupyExecutor", "Executor", "FallbackWarning",
-           "InplaceCopyError", "Lowered", "Trace", "TraceError", "UnsupportedError", "bisect", "cache_dir", "default_executors", "explain",
-           "functionalize", "get_executor", "jit", "last_traces", "lower", "register_executor"]
+__all__ = ["BoundSymbol", "CacheInfo", "CompiledFunction", "CompiledModule", "CpuExecutor", "CupyExecutor", "Executor",
+           "FallbackWarning", "Fusion", "FusionValue", "InplaceCopyError", "Lowered", "Trace", "TraceError", "UnsupportedError",
+           "bisect", "cache_dir", "default_executors", "explain", "functionalize", "get_executor", "jit", "last_traces", "lower",
+           "register_executor"]
