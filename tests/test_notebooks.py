@@ -12,16 +12,21 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-MAX_BYTES = 40 * 1024
+MAX_BYTES = 100 * 1024
+CELLS_DIRECTORY = re.compile(r"[\w/.-]*/ipykernel_\d+/")        # of the files that cells are compiled as
 TIMING = re.compile(r"\d[\d.]*(?= (?:us|ms|s)\b)|(?<=jitted / eager )\d[\d.]*")
 
 
 def executed(path):
     """A copy of the notebook with new outputs; raises CellExecutionError, with the cell, when one fails."""
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": path.parent}}).execute()
+    NotebookClient(notebook, timeout=300, kernel_name="python3", coalesce_streams=True,
+                   resources={"metadata": {"path": path.parent}}).execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)                   # times of day
+        for output in cell.get("outputs", ()):
+            if "text/html" in output.get("data", {}):
+                output.data["text/html"] = CELLS_DIRECTORY.sub("", output.data["text/html"])
     notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"], "language_info": {"name": "python"}}
     return notebook
 

@@ -26,7 +26,7 @@ _RULES = """
 .tj .head{background:var(--tj-head);padding:4px 10px;font-weight:600;overflow-wrap:anywhere}
 .tj .head span,.tj .note{color:var(--tj-dim);font-weight:400}
 .tj .body{max-height:70vh;overflow:auto;padding:4px 0}
-.tj .row{display:grid;grid-template-columns:3.2em minmax(0,1fr) minmax(0,15em) minmax(0,9em);gap:0 10px;padding:0 10px;
+.tj .row{display:grid;grid-template-columns:3.2em minmax(0,1fr) minmax(0,15em) minmax(0,12em);gap:0 10px;padding:0 10px;
  border-left:4px solid transparent;font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 .tj .row>*{overflow-wrap:anywhere;white-space:pre-wrap}
 .tj .num,.tj .shape,.tj .where{color:var(--tj-dim)}
