@@ -109,3 +109,15 @@ def test_a_symbolic_size_runs_the_module_that_was_put_off():
             y = torch.cat([x, x]).sum(1)
         assert str(y.shape[0]) in ("10", "2*s77", "2*s0") and len(y.shape) == 1, y.shape
     """)
+
+
+def test_a_profiler_around_a_first_call_changes_nothing():
+    in_new_process("""
+        import cProfile, torch, tracejit
+        x = torch.ones(3, 3, requires_grad=True)
+        jitted = tracejit.jit(lambda x: (x.relu() @ x).sum(), fallback="error")
+        with cProfile.Profile() as profile:
+            jitted(x).backward()
+        assert not jitted.replayed_because and x.grad is not None
+        assert any("_first_call" in str(entry.code) for entry in profile.getstats())
+    """)

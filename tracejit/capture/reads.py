@@ -30,6 +30,7 @@ from .impure import holds_tensor, is_impure
 from .journal import PLACEHOLDERS, StateWrite
 from .known import HEAP_TYPE, Known, KnownState
 from .locations import Location
+from .recorder import set_profile
 from .sites import attribute_at, evaluate
 from .state import (MISSING, PLAIN, GetSlot, ItemSlot, NameSlot, RootSlot, contents, instance_dict,
                     is_container, is_tensor)
@@ -171,11 +172,7 @@ class StateReads:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         replaced = self.error is None and sys.getprofile() is not self._hook
         sys.setprofile(None)
-        if self._previous is not None:
-            if callable(self._previous):
-                sys.setprofile(self._previous)
-            elif hasattr(self._previous, "enable"):        # cProfile is no callable hook
-                self._previous.enable()
+        set_profile(self._previous)
         self._outside = None
         self._settle()
         self._moved = self.counters.settle()

@@ -33,6 +33,14 @@ _LIFTS = (aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.defau
 _PASS_THROUGH = ("prim", "profiler", "inductor_utils")       # namespaces that touch no tensor's memory
 
 
+def set_profile(hook: Any) -> None:
+    """Puts back what `sys.getprofile()` returned."""
+    if hook is None or callable(hook):
+        sys.setprofile(hook)
+    elif hasattr(hook, "enable"):                              # cProfile is no callable hook
+        hook.enable()
+
+
 @contextmanager
 def unprofiled() -> Iterator[None]:
     """Inside, the profile hook that watches the user's frames is off: what runs here is torch and tracejit."""
@@ -41,7 +49,7 @@ def unprofiled() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.setprofile(hook)
+        set_profile(hook)
 
 
 def current_modes() -> Modes:
