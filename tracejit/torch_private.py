@@ -129,6 +129,19 @@ def new_fake(mode: FakeTensorMode, shape: tuple, stride: tuple, dtype: torch.dty
         return FakeTensor(mode, bare, device, requires_grad=requires_grad)
 
 
+def bare_tensor(fake: torch.Tensor) -> torch.Tensor:
+    """A tensor without data, at the same place of the storage of a fake."""
+    with below_dispatch_modes():
+        bare = torch.empty(0, dtype=fake.dtype, device="meta")
+        return tensor_set(bare, fake.untyped_storage(), fake.storage_offset(), fake.shape, fake.stride())
+
+
+def fake_over(mode: FakeTensorMode, bare: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A fake in the storage of a tensor without data."""
+    with below_dispatch_modes():
+        return FakeTensor(mode, bare, device)
+
+
 # ------------------------------------------------------------ for calls in C; None: calls stay in Python
 
 keyset_of: Optional[Callable] = _find_optional("_C._dispatch_keys")            # of a tensor; `.raw_repr()` is its bits

@@ -22,7 +22,7 @@ from ..ir.symbol import Symbol, aten_symbol
 from ..ir.trace import BoundSymbol, Modes, SourceLine
 from ..torch_private import fake_of, is_composite, unseen_by_function_modes
 from .fakes import NEEDS_DATA, Fakes, is_fake, real_tensors
-from .known_calls import UNKNOWN, KnownCalls, each_kind_once, on_stand_ins
+from .known_calls import UNKNOWN, KnownCalls, each_kind_once, on_stand_ins, on_view
 from .modes import operation_settings
 from .numbers import NEEDS_VALUE, NumberNode, number_of, refuse_unless_elementwise
 from .scratch import layout_is_uncertain, raise_if_eager_refuses, raise_if_no_kernel, raise_if_no_view, real_strides, run_on_scratch
@@ -171,6 +171,8 @@ class Recorder(TorchDispatchMode):
     # ------------------------------------------------------------ dispatch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
+        if func.namespace in _PASS_THROUGH:
+            return func(*args, **kwargs or {})
         if sys.getprofile() is None:
             return self._dispatch(func, args, kwargs or {})
         with unprofiled(), unseen_by_function_modes():    # a call that came past the function level, as from TorchScript
@@ -179,8 +181,6 @@ class Recorder(TorchDispatchMode):
     def _dispatch(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if operation_settings() != self._settings:
             raise UnsupportedError("the function runs operations under another default dtype, or deterministic algorithms", where=str(self.source()))
-        if func.namespace in _PASS_THROUGH:
-            return func(*args, **kwargs)
         if is_composite(func):
             with self:
                 out = func.decompose(*args, **kwargs)
@@ -216,7 +216,6 @@ class Recorder(TorchDispatchMode):
         try:
             if written and not sym.moves_metadata:
                 raise_if_eager_refuses(func, before, spec, written)
-            raise_if_no_view(func, before)
             out = self._on_fakes(func, *call, before, spec)
             if not sym.moves_metadata:
                 raise_if_no_kernel(sym, before, spec)
@@ -231,9 +230,15 @@ class Recorder(TorchDispatchMode):
         """Run on fakes. Where fakes refuse, the real kernel decides, on scratch memory: its error is the program's own."""
         try:
             foreach = func.__name__.startswith("_foreach_")
-            out = (each_kind_once(func, args, kwargs, self.proxy) if foreach else
-                   on_stand_ins(aten_symbol(func), args, kwargs, self.fakes.mode))
-            return func(*args, **kwargs) if out is UNKNOWN else out
+            if foreach:
+                out = each_kind_once(func, args, kwargs, self.proxy)
+            else:
+                out = on_view(aten_symbol(func), args, kwargs, self.fakes.mode)
+                out = on_stand_ins(aten_symbol(func), args, kwargs, self.fakes.mode) if out is UNKNOWN else out
+            if out is not UNKNOWN:
+                return out
+            raise_if_no_view(func, before)
+            return func(*args, **kwargs)
         except NEEDS_DATA:
             raise
         except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError, AssertionError) as error:
