@@ -143,3 +143,18 @@ def threads(request):
     torch.set_num_threads(request.param)
     yield request.param
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def compiler_from_environment(monkeypatch):
+    """`use(command)`: what compiles kernels is this command from now on."""
+    from tracejit.executors import kernel_cache
+
+    def use(command):
+        monkeypatch.setenv("CC", str(command))
+        kernel_cache.compiler.cache_clear()
+        kernel_cache.machine.cache_clear()
+    yield use
+    monkeypatch.undo()
+    kernel_cache.compiler.cache_clear()
+    kernel_cache.machine.cache_clear()

@@ -249,18 +249,6 @@ def test_a_directory_that_others_may_write_is_not_used(tmp_path):
     assert not list(where.iterdir()) and executor.cache.disk.directory != where
 
 
-@pytest.fixture
-def compiler_from_environment(monkeypatch):
-    def use(command):
-        monkeypatch.setenv("CC", str(command))
-        kernel_cache.compiler.cache_clear()
-        kernel_cache.machine.cache_clear()
-    yield use
-    monkeypatch.undo()
-    kernel_cache.compiler.cache_clear()
-    kernel_cache.machine.cache_clear()
-
-
 def test_a_failing_compiler_is_loud_under_checks_and_names_the_kept_source(tmp_path, compiler_from_environment, monkeypatch):
     script = tmp_path / "cc"
     script.write_text('#!/bin/sh\n[ "$1" = --version ] && echo broken && exit 0\necho "no way" >&2\nexit 1\n')

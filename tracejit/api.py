@@ -5,7 +5,6 @@ import copy
 import functools
 import keyword
 import sys
-import threading
 import warnings
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Optional
@@ -28,10 +27,11 @@ from .ir.trace import Trace
 from .options import Options, log_topics, make_options
 from .pipeline import lower
 from .runtime.call_core import Calls, called_in_c, hits, paused
+from .runtime.compile_lock import CompileLock
 from .runtime.entry import Entry, make_entry, trimmed
 from .runtime.program import stack_level
 
-_capture_lock = threading.RLock()
+_capture_lock = CompileLock()
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import gc
 import inspect
 import keyword
 import sys
+import threading
 import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -129,7 +130,7 @@ class _Capture:
         try:
             with quiet_logs():
                 result = self.record()
-            self.check_generator(generator)
+            generator = self.checked_generator(generator)
             refuse_changed_settings(settings)
             return self.finish(result)
         finally:
@@ -165,10 +166,13 @@ class _Capture:
         except UnsupportedError as e:
             raise e if e.where else UnsupportedError(str(e), where=_user_frame(e)) from e
 
-    def check_generator(self, before: torch.Tensor) -> None:
-        """Fakes draw nothing: a state that moved means manual_seed, set_rng_state or fork_rng in the function."""
-        if not torch.equal(before, torch.get_rng_state()):
+    def checked_generator(self, before: torch.Tensor) -> torch.Tensor:
+        """The state to leave. Fakes draw nothing: one that moved means that the function sets it, or that other threads draw
+        (a generator that the function sets from Python was refused already)."""
+        now = torch.get_rng_state()
+        if not torch.equal(before, now) and threading.active_count() == 1:
             raise UnsupportedError("the function sets the state of the random generator")
+        return now
 
     # ------------------------------------------------------------ inputs
 

@@ -8,6 +8,7 @@ means: C remembers. Without a compiler, or where `call_layout` finds something e
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import threading
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from .entry import Entry, trimmed
 _LINK = ("-O1", "-fno-tree-vectorize", "-Wl,--no-as-needed", f"-L{LIBRARIES}", "-l:libc10.so")
 _MISSED = sys.intern("_missed")
 _lock = threading.Lock()
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 class _Output(ctypes.Structure):
