@@ -51,6 +51,8 @@ def test_common_calls_do_not_make_torch_import_its_distributed_tensors():
         def f(x):
             return torch.relu(x) + torch.where(x > 0, 0, x).softmax(-1), x.clamp(0).masked_fill(x > 1, 2.0).std(0)
         tracejit.jit(f, executors=["cpu"], fallback="error")(torch.rand(4, 8))
+        loss = tracejit.jit(torch.nn.functional.cross_entropy, executors=["cpu"], fallback="error")
+        loss(torch.rand(4, 8), torch.tensor([1, 0, 7, -100]))
         assert "torch.distributed.tensor" not in sys.modules
     """)
 

@@ -52,6 +52,7 @@ _top_hooks: Callable = _find("_C._autograd._top_saved_tensors_default_hooks")
 _is_wrapped: Callable = _find("_C._functorch.is_functorch_wrapped_tensor")
 _is_functional: Callable = _find("_is_functional_tensor")
 _has_kernel: Callable = _find("_C._dispatch_has_kernel_for_dispatch_key")
+_fakes_decompose: Callable[[torch._ops.OpOverload], bool] = _find("_subclasses.fake_tensor.torch_decomp_decompositions")
 
 
 # (module, class, method): what wraps a module and runs collectives of its own around it, which no trace shows.
@@ -88,6 +89,15 @@ def is_composite(overload: torch._ops.OpOverload) -> bool:
 def has_fake_rule(overload: torch._ops.OpOverload) -> bool:
     """Do fakes treat it in a way of their own, other than to run it on tensors without data?"""
     return any(check(overload) for check, _ in op_implementations_checks)
+
+
+@functools.lru_cache(None)
+def decomposition_on_fakes(overload: torch._ops.OpOverload) -> Optional[Callable]:
+    """The function of torch's own, in Python, that fakes run in the operation's place; None where they do something else."""
+    from torch._decomp import decomposition_table, meta_table
+    if has_fake_rule(overload) or overload in meta_table or overload not in decomposition_table or not _fakes_decompose(overload):
+        return None
+    return decomposition_table[overload]
 
 
 def fake_mode() -> FakeTensorMode:

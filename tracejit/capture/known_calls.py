@@ -5,14 +5,18 @@ from functools import lru_cache
 from typing import Any, Callable, Hashable, Optional, Sequence
 
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..ir.alike import metadata_key, structure_key
 from ..ir.symbol import Symbol
 from ..ir.trees import flat_leaves, map_leaves, with_leaves
-from ..torch_private import FakeTensorMode, bare_tensor, fake_over, has_fake_rule, new_fake
+from ..torch_private import (FakeTensorMode, bare_tensor, decomposition_on_fakes, fake_over, has_fake_rule, new_fake,
+                             unseen_by_function_modes)
 from .fakes import real_tensors
 
 UNKNOWN = object()
+_DEVICE_OF = torch.Tensor.device.__get__
 _TELLING = frozenset({torch.Tag.pointwise, torch.Tag.reduction})
 
 
@@ -72,17 +76,19 @@ def on_stand_ins(sym: Symbol, args: tuple, kwargs: dict, mode: FakeTensorMode) -
         return UNKNOWN
     if any(t.device.type != "cpu" or t.is_conj() or t.is_neg() or t.constant is not None for t in tensors):
         return UNKNOWN
-    with real_tensors():
+    with _disable_current_modes(), torch.no_grad(), _Deviceless():
         stands = [torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device="meta") if isinstance(a, torch.Tensor) else a
                   for a in flat]
         given, named = with_leaves((args, kwargs), stands)
         try:
-            out = overload(*given, **named)
-        except NotImplementedError:
+            out = (decomposition_on_fakes(overload) or overload)(*given, **named)
+        except (NotImplementedError, _DeviceAsked):
             return UNKNOWN
         made = [o for o in flat_leaves((out,)) if isinstance(o, torch.Tensor)]
     if sym.returns_self:
         return args[0]
+    if isinstance(out, tuple):
+        out = tuple(out)                                       # decompositions name their results
     if not _are_new(made, stands):
         return UNKNOWN
     return map_leaves(lambda o: new_fake(mode, *_metadata(o)[:3], tensors[0].device) if isinstance(o, torch.Tensor) else o, out)
@@ -118,13 +124,28 @@ def _is_view(sym: Symbol) -> bool:
         m is not None for m in marked[len(schema.arguments):])
 
 
+class _DeviceAsked(Exception):
+    """A decomposition looks at the device, which stand-ins do not have."""
+
+
+class _Deviceless(TorchFunctionMode):
+    """Around decompositions, and those that they call."""
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
+        if func == _DEVICE_OF:
+            raise _DeviceAsked
+        decomposition = decomposition_on_fakes(func) if isinstance(func, torch._ops.OpOverload) else None
+        with unseen_by_function_modes() if decomposition is None else self:
+            return (decomposition or func)(*args, **kwargs or {})
+
+
 @lru_cache(None)
 def _is_told(sym: Symbol) -> bool:
-    """A pointwise operation or a reduction, whose results do not depend on the device; it views nothing, and writes no more
-    than its first argument."""
-    told = set(sym.overload.tags) & _TELLING and not has_fake_rule(sym.overload)
+    """A pointwise operation, a reduction or one that torch decomposes in Python: where its results depend on the device, it
+    asks for it. It views nothing, and writes no more than its first argument."""
+    told = set(sym.overload.tags) & _TELLING or decomposition_on_fakes(sym.overload)
     schema = sym.overload._schema
-    return bool(told) and (sym.returns_self or not any(a.alias_info is not None for a in (*schema.arguments, *schema.returns)))
+    return bool(told) and not has_fake_rule(sym.overload) and (sym.returns_self or not any(a.alias_info is not None for a in (*schema.arguments, *schema.returns)))
 
 
 def each_kind_once(func: Callable, args: tuple, kwargs: dict, proxy: Callable) -> Any:
