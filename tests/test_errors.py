@@ -327,6 +327,13 @@ def test_nothing_is_half_done_before_a_fallback():
         assert torch.equal(state["buffer"], torch.full((3,), float(call)))
 
 
+def test_no_warning_that_eager_does_not_give():
+    jfn = tracejit.jit(lambda x: torch.var_mean(x, 1), fallback="error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jfn(torch.randn(4, 8))
+
+
 def test_unsupported_error_is_a_trace_error():
     assert issubclass(tracejit.UnsupportedError, tracejit.TraceError)
     assert issubclass(tracejit.FallbackWarning, Warning)

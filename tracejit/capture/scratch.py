@@ -47,7 +47,7 @@ def raise_if_no_view(func: Any, before: list) -> None:
 def run_on_scratch(func: Any, before: list, spec: Any, tiny: bool = False) -> tuple[list, Any]:
     """Run an op on zeros laid out like its arguments, for the errors that its real kernel raises: (arguments, result).
 
-    tiny: on one element each, to learn which dtypes it takes.
+    tiny: on no more than two elements a dim, to learn which dtypes it takes. (Of one, a variance warns.)
     """
     ends: dict[int, int] = {}
     for p in before:
@@ -60,7 +60,7 @@ def run_on_scratch(func: Any, before: list, spec: Any, tiny: bool = False) -> tu
             if not isinstance(p, TensorProxy) or p.number:
                 return some_number(p)
             if tiny:
-                return torch.zeros([min(n, 1) for n in p.shape], dtype=p.dtype)
+                return torch.zeros([min(n, 2) for n in p.shape], dtype=p.dtype)
             return prims.region_view(raw[p.storage], list(p.shape), list(p.stride), p.offset, p.dtype, p.conj, p.neg)
         flat = [scratch(p) for p in before]
         args, kwargs = tree_unflatten(flat, spec)
@@ -121,7 +121,7 @@ _taken: set[Hashable] = set()        # signatures that the real kernels are know
 
 
 def _ask(sym: Symbol, before: list, spec: Any) -> None:
-    """Run it on one element of each; where it dislikes that, and a pointwise op does not by its nature, on all of them."""
+    """Run it on a few elements of each; where it dislikes that, and a pointwise op does not by its nature, on all of them."""
     try:
         run_on_scratch(sym.fn, before, spec, tiny=True)
     except NotImplementedError:
