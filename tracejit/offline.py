@@ -14,8 +14,10 @@ from torch.utils._pytree import tree_map
 from .capture.fakes import is_fake
 from .capture.inputs import CallInputs
 from .capture.tracer import Capture, capture
+from .capture.variables import variables
 from .codegen.cuda_source import CudaSource
 from .codegen.kernel import CannotLower
+from .codegen.readable import readable
 from .errors import TraceError, UnsupportedError
 from .executors import nvrtc
 from .executors.cupy import kernels_of
@@ -35,14 +37,16 @@ class LoweredKernel:
     region: BoundSymbol
     code: CudaSource
     arch: str
+    program: Trace                       # as recorded: the statements that its results have their names from
 
     @property
     def name(self) -> str:
         return self.region.sym.name
 
-    @property
+    @cached_property
     def source(self) -> str:
-        return self.code.text
+        """Its text, with the names and lines of the program; `code.text` is the one that is compiled."""
+        return readable(self.region, self.code, variables(self.program))
 
     @property
     def launches(self) -> tuple:
@@ -58,7 +62,7 @@ class LoweredKernel:
 
     def compiled(self, arch: Optional[str] = None) -> nvrtc.Compiled:
         """Cubin, PTX and ptxas' log; `tracejit.executors.nvrtc.NvrtcError` where NVRTC is missing or refuses."""
-        return nvrtc.compile_text(self.source, arch or self.arch)
+        return nvrtc.compile_text(self.code.text, arch or self.arch)
 
     @cached_property
     def facts(self) -> dict[str, nvrtc.Facts]:
@@ -147,7 +151,7 @@ def lower(fn: Callable, *args: Any, device: str = "cuda", arch: str = "sm_90", s
         if captured.joint is not None:
             raise UnsupportedError("lower() makes the kernels of programs without gradients: call it under torch.no_grad()")
         traces = lower_traces(_moved(captured, where), Options(executors=(_Offline(single_ops),))).traces
-    kernels = tuple(LoweredKernel(r, r.sym.fn.source, arch) for r in traces[-1].regions)
+    kernels = tuple(LoweredKernel(r, r.sym.fn.source, arch, traces[0]) for r in traces[-1].regions)
     return Lowered(tuple(traces), kernels)
 
 

@@ -22,8 +22,8 @@ def lowered(fn, *args):
 
 
 def changed(kernel, old, new):
-    assert old in kernel.source
-    return kernel.source.replace(old, new)
+    assert old in kernel.code.text
+    return kernel.code.text.replace(old, new)
 
 
 def fails(kernel, args, why, text=None, code=None, order="numbered"):
@@ -81,8 +81,8 @@ def test_a_transpose_in_place_is_not_one_kernel():
 
 def test_a_float_computed_in_double():
     kernel = lowered(lambda x: x * 1.1, torch.randn(64))
-    clean = nvrtc.facts_of(nvrtc.compile_text(kernel.source, "sm_90"))["k0"]
-    number = next(word for word in kernel.source.split() if word.startswith("0x1.19999a"))
+    clean = nvrtc.facts_of(nvrtc.compile_text(kernel.code.text, "sm_90"))["k0"]
+    number = next(word for word in kernel.code.text.split() if word.startswith("0x1.19999a"))
     doubled = changed(kernel, number, "1.1;")
     found = nvrtc.facts_of(nvrtc.compile_text(doubled, "sm_90"))["k0"]
     assert not clean.doubles and found.doubles

@@ -15,6 +15,7 @@ from .cuda_columns import column, whole
 from .cuda_rows import row
 from .cuda_schedules import pointwise
 from .kernel import Buffer, Kernel
+from .lower import Note
 from .nests import Nests
 
 
@@ -40,7 +41,8 @@ class Launch:
 @dataclass(frozen=True)
 class CudaSource:
     """`text`: one translation unit; `scratch`: bytes that launches share; `made`: the roots of storages that the region makes.
-    aligned: the text takes it that every buffer begins at a multiple of 16 bytes."""
+    aligned: the text takes it that every buffer begins at a multiple of 16 bytes. functions: their texts, with the kernel
+    of each."""
 
     text: str
     launches: tuple[Launch, ...]
@@ -49,20 +51,22 @@ class CudaSource:
     scratch: int
     checks: bool
     aligned: bool
+    functions: dict[str, Kernel]
 
 
-def cuda_source(region: BoundSymbol, aligned: bool = True) -> CudaSource:
-    """Raises CannotLower when some call has no lowering."""
-    nests = Nests(region, SHARING)
+def cuda_source(region: BoundSymbol, aligned: bool = True, note: Optional[Note] = None) -> CudaSource:
+    """Raises CannotLower when some call has no lowering. note: as of `lower`."""
+    nests = Nests(region, SHARING, note=note)
     wide = any(p.dtype is torch.float64 for b in region.subsymbols for p in (*b.tensor_args, *b.tensor_outputs))
     texts = _Texts(wide, aligned)
     launches = [launch for together in batches([k for _, k in nests.kernels], texts.key)
                 for launch in texts.launches(together)]
     kernels = tuple(k for _, k in nests.kernels)
     checks = any(k.checks for k in kernels)
-    text = "\n\n".join(t.replace("NAME", name) for t, name in texts.names.items())
+    written = {t.replace("NAME", name): texts.kernels[t] for t, name in texts.names.items()}
+    text = "\n\n".join(written)
     return CudaSource("\n".join([*(_where(region) if checks else []), with_helpers(text, "prelude.cu")]), tuple(launches),
-                      nests.made_storages, kernels, texts.scratch, checks, aligned)
+                      nests.made_storages, kernels, texts.scratch, checks, aligned, written)
 
 
 class _Texts:
@@ -72,6 +76,7 @@ class _Texts:
         self.wide, self.aligned = wide, aligned
         self.functions: dict[int, tuple[Function, ...]] = {}
         self.names: dict[str, str] = {}
+        self.kernels: dict[str, Kernel] = {}
         self.scratch = 0
 
     def of(self, k: Kernel) -> tuple[Function, ...]:
@@ -97,7 +102,9 @@ class _Texts:
 
     def _launch(self, f: Function, kernels: list[Kernel], table: int) -> Launch:
         copies, buffers, offsets, used = len(kernels), [], [], 0
-        name = self.names.setdefault(f.text("NAME", table), f"k{len(self.names)}")
+        text = f.text("NAME", table)
+        name = self.names.setdefault(text, f"k{len(self.names)}")
+        self.kernels.setdefault(text, kernels[0].same_as or kernels[0])
         for n, p in enumerate(f.parameters):                   # those of buffers come first, in order
             buffers += [None if p.buffer is None else [*k.buffers.values()][n] for k in kernels]
             size = -(-p.count * 8 // 256) * 256

@@ -58,8 +58,15 @@ class Nest:
         return self.reduced is not None and self.rows < self.sharing.few_rows and self.size // max(self.rows, 1) > self.sharing.long_row
 
 
-def lower(nest: Nest, region: Region, here: Callable[[Call], bool], wanted: Callable[[TensorProxy], bool]) -> Kernel:
-    """The kernel of a nest. `here`: is a call computed in this kernel? `wanted`: is a value needed outside it?"""
+Note = Callable[[Kernel, Values], None]
+
+
+def lower(nest: Nest, region: Region, here: Callable[[Call], bool], wanted: Callable[[TensorProxy], bool],
+          note: Optional[Note] = None) -> Kernel:
+    """The kernel of a nest. `here`: is a call computed in this kernel? `wanted`: is a value needed outside it?
+
+    note: told of the kernel and of the values that it was made from.
+    """
     dims = [(Var(d, n), d in (nest.reduced or ())) for d, n in enumerate(nest.shape) if n != 1 or d in (nest.reduced or ())]
     for k in range(MOST_SPLITS):
         evaluation = _Evaluation(nest, region, here, wanted, dims, split=k > 0)
@@ -67,7 +74,10 @@ def lower(nest: Nest, region: Region, here: Callable[[Call], bool], wanted: Call
         if not cuts:
             break
         dims = [part for v, r in dims for part in _cut(v, r, cuts, 100 * (1 + max(v.number for v, _ in dims)))]
-    return _Scheduler(evaluation).kernel()
+    kernel = _Scheduler(evaluation).kernel()
+    if note is not None:
+        note(kernel, evaluation.values)
+    return kernel
 
 
 def _cut(v: Var, reduced: bool, cuts: dict[Var, int], first: int) -> list[tuple[Var, bool]]:

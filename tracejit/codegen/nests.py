@@ -19,7 +19,7 @@ from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol
 from .calls import Call, Region, call_of, reads
 from .kernel import CannotLower, Kernel
-from .lower import Nest, Sharing, lower
+from .lower import Nest, Note, Sharing, lower
 from .ops import row_of
 from .reductions import reduced_dims
 from .repeats import Repeats, Signature
@@ -30,9 +30,10 @@ LOOK = 8                     # how many nests beyond the first possible one are 
 class Nests:
     """`kernels`: (nest, kernel) in order. `temporaries`: roots of values that only later nests of the region read."""
 
-    def __init__(self, region_symbol: BoundSymbol, sharing: Sharing = Sharing(), fast: bool = False) -> None:
+    def __init__(self, region_symbol: BoundSymbol, sharing: Sharing = Sharing(), fast: bool = False,
+                 note: Optional[Note] = None) -> None:
         calls = [call_of(b, n) for n, b in enumerate(region_symbol.subsymbols)]
-        self.region, self.sharing = Region(calls, fast), sharing
+        self.region, self.sharing, self.note = Region(calls, fast), sharing, note
         self.outputs = {o.storage for o in region_symbol.tensor_outputs}
         self.nests: list[Nest] = []
         self.nest_of: dict[Call, Nest] = {}
@@ -197,7 +198,7 @@ class Nests:
         def wanted(p: TensorProxy) -> bool:
             return p.storage in self.outputs or any(self._reads_elsewhere(u, nest) for u in self.consumers.get(p.storage, ()))
         signature = Signature(nest, self.region, lambda c: c not in self.nest_of, wanted)
-        return self.repeats.kernel(signature, lambda: lower(nest, self.region, here, wanted))
+        return self.repeats.kernel(signature, lambda: lower(nest, self.region, here, wanted, self.note))
 
     def _reads_elsewhere(self, user: Call, nest: Nest) -> bool:
         """Does `user`, or whoever computes it in place, run in another nest?"""

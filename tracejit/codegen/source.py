@@ -3,13 +3,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Iterable
+from typing import Iterable, Optional
 
 from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol
 from .batches import batches
 from .cpu import MOST_THREADS, Function, function_of, with_helpers, work_of
 from .kernel import Buffer, Kernel
+from .lower import Note
 from .nests import Nests
 
 ENTRY = "tj_region"
@@ -28,6 +29,8 @@ class Source:
     kernels: tuple[Kernel, ...]
     checks: bool
     threads: int                         # how many the largest kernel has work for
+    functions: dict[str, Kernel]         # their texts, with the kernel of each
+    fast: bool = False
 
 
 @dataclass
@@ -37,6 +40,10 @@ class Batch:
     name: str
     function: Function
     kernels: list[Kernel]
+
+    @property
+    def text(self) -> str:
+        return self.function.text.replace("NAME", self.name)
 
     @property
     def work(self) -> int:
@@ -53,15 +60,16 @@ class Batch:
         return min(self.work, len(self.kernels), MOST_THREADS) if self.shared else self.function.threads
 
 
-def source_of(region: BoundSymbol, fast: bool = False) -> Source:
-    """Raises CannotLower when some call has no lowering."""
-    nests = Nests(region, fast=fast)
+def source_of(region: BoundSymbol, fast: bool = False, note: Optional[Note] = None) -> Source:
+    """Raises CannotLower when some call has no lowering. note: as of `lower`."""
+    nests = Nests(region, fast=fast, note=note)
     every = _batches([k for _, k in nests.kernels])
-    texts = {b.name: b.function.text.replace("NAME", b.name) for b in every}
+    functions = {b.text: b.kernels[0].same_as or b.kernels[0] for b in every}
     kernels = tuple(k for b in every for k in b.kernels)
-    body = "\n".join([*texts.values(), *_entry(every)])
+    body = "\n".join([*functions, *_entry(every)])
     return Source(with_helpers(body), body, tuple(b for k in kernels for b in k.buffers.values()), nests.made_storages, kernels,
-                  any(k.checks for k in kernels), max((b.threads for b in every), default=1))
+                  any(k.checks for k in kernels), max((b.threads for b in every), default=1),
+                  functions, fast)
 
 
 def together(bodies: Iterable[tuple[str, str]]) -> str:
@@ -73,16 +81,16 @@ _OWN_NAMES = re.compile(rf"\b(?:(?:k|batch)\d+(?:_\w+)?|{ENTRY})\b")
 
 
 def _batches(kernels: list[Kernel]) -> list[Batch]:
-    functions: dict[int, Function] = {}
+    made: dict[int, Function] = {}
     names: dict[str, str] = {}
 
     def name_of(k: Kernel) -> str:
         original = k.same_as or k
-        if id(original) not in functions:
-            functions[id(original)] = function_of(original)
-        text = functions[id(original)].text
+        if id(original) not in made:
+            made[id(original)] = function_of(original)
+        text = made[id(original)].text
         return names.setdefault(text, f"k{len(names)}")
-    return [Batch(name_of(together[0]), functions[id(together[0].same_as or together[0])], together)
+    return [Batch(name_of(together[0]), made[id(together[0].same_as or together[0])], together)
             for together in batches(kernels, name_of)]
 
 

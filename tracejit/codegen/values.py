@@ -113,6 +113,15 @@ class Values:
                 return self.x.node(e.op, (e.args[0], self.x.node("nonzero", (divisor, *guards), divisor.dtype)), e.dtype)
         return e
 
+    def computed(self) -> dict[Expr, tuple[Call, TensorProxy]]:
+        """The expressions that are results of this kernel's calls, with call and result."""
+        found: dict[Expr, tuple[Call, TensorProxy]] = {}
+        for (p, *_), e in self._memo.items():
+            maker = self.region.made(p.storage)
+            if maker is not None and self.here(maker) and e.op not in ("load", "const"):
+                found.setdefault(e, (maker, self.region.roots[p.storage]))
+        return found
+
     # ------------------------------------------------------------ memory
 
     def address(self, p: TensorProxy, index: Indices) -> Index:

@@ -97,7 +97,7 @@ def explanation(name: str, eager: str, traces: Sequence[Trace], executors: Seque
     """From what one compile left. measure: time every kernel on made-up inputs."""
     kernels = tuple(kernels_of(list(traces)))
     final = traces[-1].bound_symbols if traces and not eager else ()
-    seconds = {k.name: k.seconds() for k in kernels if k.source} if measure else {}
+    seconds = {k.name: k.seconds() for k in kernels if k.shows_source} if measure else {}
     return Explanation(name, eager, tuple(traces), kernels, tuple(_unfused(final, executors)), tuple(_copies(final)),
                        tuple(guards), entries, seconds)
 

@@ -3,13 +3,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Optional
 
 import torch
 
+from ..capture.variables import variables
+from ..codegen.cuda_source import CudaSource
+from ..codegen.readable import readable
+from ..codegen.source import Source
 from ..errors import TraceError
 from ..ir.trace import BoundSymbol, Trace
 from .html import framed
@@ -32,6 +37,7 @@ class Kernel:
     """
 
     region: BoundSymbol
+    program: Optional[Trace] = None      # as recorded: the statements that its results have their names from
 
     @property
     def name(self) -> str:
@@ -46,9 +52,16 @@ class Kernel:
         """Text, kernels and bytes, as the executor keeps them; None for an executor that shows none."""
         return getattr(self.region.sym.fn, "source", None)
 
-    @property
+    @cached_property
     def source(self) -> str:
-        return self._compiled.text if self._compiled is not None else ""
+        """Its text, with names and lines of the program. What is compiled has neither: equal kernels are one."""
+        if not isinstance(self._compiled, (Source, CudaSource)):
+            return self._compiled.text if self.shows_source else ""
+        return readable(self.region, self._compiled, variables(self.program) if self.program is not None else {})
+
+    @property
+    def shows_source(self) -> bool:
+        return self._compiled is not None
 
     @property
     def bytes_read(self) -> int:
@@ -127,4 +140,4 @@ def in_bytes(count: float) -> str:
 
 def kernels_of(traces: list[Trace]) -> list[Kernel]:
     """Those of the last stage, in the order in which they run."""
-    return [Kernel(b) for b in traces[-1].regions] if traces else []
+    return [Kernel(b, traces[0]) for b in traces[-1].regions] if traces else []
