@@ -485,3 +485,38 @@ def test_results_that_are_views_are_split(case, written, leaf):
         for a, b in zip(outcome(program), outcome(jitted), strict=True):
             assert torch.allclose(a, b) and a.requires_grad == b.requires_grad if isinstance(a, torch.Tensor) else a == b
     assert jitted.replayed_because == ""
+
+
+def test_a_result_whose_gradient_ends_in_a_view_made_under_no_grad_requires_gradients():
+    def f(x):
+        with torch.no_grad():
+            view = x.ravel()
+        shifted = view - 1.5
+        return torch.lerp(x, shifted, 0.25), shifted
+    x, y = torch.ones(4, requires_grad=True), torch.ones(4, requires_grad=True)
+    jitted = tracejit.jit(f, fallback="error")
+    got, wanted = jitted(x), f(y)
+    assert [(t.requires_grad, t.is_leaf) for t in got] == [(True, False)] * 2 and not jitted.replayed_because
+    (got[0] * 2 + got[1]).sum().backward()
+    (wanted[0] * 2 + wanted[1]).sum().backward()
+    assert torch.equal(x.grad, y.grad)
+
+
+def shifted_in_place(x):
+    with torch.no_grad():
+        view = x.as_strided((3,), (1,))
+    with torch.no_grad():
+        view += 1
+    return view
+
+
+def restrided_copy(x):
+    padded = F.pad(x[None], (1, 1), "circular")
+    padded.as_strided_((2, 2), (2, 1))
+
+
+@pytest.mark.parametrize("f", [shifted_in_place, restrided_copy])
+def test_a_history_that_autograd_does_not_tell_is_not_asked_for(f):
+    x, y = torch.ones(4, 4, requires_grad=True), torch.ones(4, 4, requires_grad=True)
+    got, wanted = tracejit.jit(f, fallback="error")(x), f(y)
+    assert torch.equal(x, y) and (got is wanted is None or torch.equal(got, wanted) and got.requires_grad == wanted.requires_grad)

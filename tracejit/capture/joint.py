@@ -23,8 +23,19 @@ from .recorder import Recorder
 from .result_views import result_views
 
 
+UNTOLD = "untold"
+
+
 class NoSplit(Exception):
     """Why the program has no forward and backward trace of its own."""
+
+
+def history(t: torch.Tensor) -> Any:
+    """`grad_fn`; UNTOLD for a view whose history autograd refuses to tell, or cannot make anew, since its base was written."""
+    try:
+        return t.grad_fn
+    except (RuntimeError, IndexError):
+        return UNTOLD
 
 
 # (stride) of a tangent, or None for a result that no gradient reached
@@ -78,6 +89,8 @@ class Recording:
         """`outputs`: the results as fakes and plain values; `inputs`: a fake for each input of `forward`."""
         self.recorder, self.forward, self.outputs, self.inputs = copy.copy(recorder), forward, tuple(outputs), tuple(inputs)
         every = _differentiable(self.outputs, self.inputs)
+        if any(history(t) is UNTOLD for t in (*(self.outputs[k] for k in every), *self.inputs)):
+            raise NoSplit("a view made under no_grad of memory that was written since is an argument or a result")
         self.views = result_views(forward, self.outputs, every)
         self.differentiable = tuple(k for k in every if not any(k in v.positions for v in self.views))
         self.wanted = tuple(k for k, t in enumerate(self.inputs) if t.requires_grad)

@@ -29,7 +29,8 @@ from .changing import Places
 from .guards import ARGUMENT, GRAD, NUMBER, STATE, Guards, InputSource
 from .gradients_inside import refuse_hidden_hooks, used_up
 from .inputs import CallInputs, any_overlap, argument_names
-from .joint import Joint, NoSplit, Recording, refuse_derivatives_by_value, refuse_hooks_on_results, refuse_what_aliases
+from .joint import (Joint, NoSplit, Recording, history, refuse_derivatives_by_value, refuse_hooks_on_results,
+                    refuse_what_aliases)
 from .modes import global_settings, refuse_changed_settings, restore_settings
 from .numbers import Number, NumberNode, number_of
 from .reads import StateReads
@@ -38,7 +39,6 @@ from .result_views import ResultView
 from .structure import PLAIN, Structure, flatten
 
 AUTOGRAD = "autograd"
-_OUTDATED = object()
 
 
 @contextmanager
@@ -186,7 +186,7 @@ class _Capture:
             self.tensors.append(real)
             self.sources.append(source)
             self.level.named.add(id(fake))
-            self.start[id(fake)] = (fake.requires_grad, _history(fake))
+            self.start[id(fake)] = (fake.requires_grad, history(fake))
             self.start_grad[id(fake)] = self.fakes.first_grad(fake)
             self.proxies.append(self.level.recorder.new_proxy(fake, self.unique(name)))
         return fake
@@ -335,7 +335,7 @@ class _Capture:
             raise NoSplit(str(error)) from error
 
     def history_changed(self, fake: torch.Tensor) -> bool:
-        return (fake.requires_grad, _history(fake)) != self.start[id(fake)]
+        return (fake.requires_grad, history(fake)) != self.start[id(fake)]
 
     def take(self, value: Any, outputs: list) -> Structure:
         """Flatten a result or a stored value into `outputs`, its tensors as fakes."""
@@ -373,19 +373,12 @@ class _Capture:
         if _raises_after_a_move(level.recorder.bound_symbols):
             because = because or "an error shows metadata as it was by then"
         for t, _ in level.recorder.kept:
-            requires_grad, history = self.start.get(id(t), (False, None))
-            if _history(t) is not history:
+            requires_grad, before = self.start.get(id(t), (False, None))
+            if history(t) is not before:
                 because = because or AUTOGRAD
             elif t.requires_grad != requires_grad and not t._is_view():
                 because = because or "requires_grad"
         return because
-
-
-def _history(t: torch.Tensor) -> Any:
-    try:
-        return t.grad_fn
-    except RuntimeError:          # asking an outdated no_grad or split view for its grad_fn is itself an error
-        return _OUTDATED
 
 
 def _looks_internal(name: str) -> bool:
