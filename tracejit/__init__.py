@@ -1,6 +1,6 @@
 """tracejit: a tracing JIT for PyTorch programs that mutate tensors. See `tracejit.jit`."""
 from .api import CacheInfo, CompiledFunction, CompiledModule, bisect, explain, jit, last_traces
-from .errors import FallbackWarning, InplaceCopyError, TraceError, UnsupportedError
+from .errors import FallbackWarning, InplaceCopyError, RetraceWarning, TraceError, UnsupportedError
 from .executors.cpu import CpuExecutor
 from .executors.cupy import CupyExecutor
 from .executors.disk_cache import cache_dir
@@ -16,6 +16,6 @@ register_executor(CpuExecutor(), default=True)
 register_executor(CupyExecutor())         # asked where `executors=["cupy"]` names it
 __version__ = "0.1.0"
 __all__ = ["BoundSymbol", "CacheInfo", "CompiledFunction", "CompiledModule", "CpuExecutor", "CupyExecutor", "Executor",
-           "FallbackWarning", "Fusion", "FusionValue", "InplaceCopyError", "Lowered", "Trace", "TraceError", "UnsupportedError",
+           "FallbackWarning", "Fusion", "FusionValue", "InplaceCopyError", "Lowered", "RetraceWarning", "Trace", "TraceError", "UnsupportedError",
            "bisect", "cache_dir", "default_executors", "explain", "functionalize", "get_executor", "jit", "last_traces", "lower",
            "register_executor"]

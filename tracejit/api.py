@@ -6,7 +6,7 @@ import functools
 import keyword
 import sys
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Optional
 
 import torch
@@ -16,8 +16,9 @@ from .capture.changing import FloatArguments, Places
 from .capture.guards import EntryTable
 from .capture.inputs import CallInputs
 from .capture.modes import capture_is_hindered, hindrance, mode_key
+from .capture.retraces import MANY, Retraces
 from .capture.tracer import Capture, capture, collector_paused
-from .errors import EagerRefuses, FallbackWarning, UnsupportedError
+from .errors import EagerRefuses, FallbackWarning, RetraceWarning, UnsupportedError
 from .executors.registry import resolve
 from .executors.torch_fallback import TORCH
 from .inspection.bisect import ComparingExecutor, Difference
@@ -36,12 +37,20 @@ _capture_lock = CompileLock()
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """hits: calls that ran a compiled entry; misses: calls that compiled one; fallbacks: calls that ran eagerly."""
+    """hits: calls that ran a compiled entry; misses: calls that compiled one; fallbacks: calls that ran eagerly.
+
+    retraces: for each of the latest hundred compiles after the first, a line that says what had changed since the entry that is
+    most like it.
+    """
 
     hits: int
     misses: int
     fallbacks: int
     entries: int
+    retraces: tuple[str, ...] = field(default=(), repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return "\n".join([repr(self), *self.retraces])
 
 
 class CompiledFunction:
@@ -65,6 +74,7 @@ class CompiledFunction:
         self._closed: set[Any] = set()       # and those whose values the program needs
         self._hits = self._misses = self._fallbacks = 0
         self._warned: set[str] = set()
+        self._retraces, self._warned_of_retraces = Retraces(fn), False
         self._calls = Calls(self)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> CompiledFunction:
@@ -135,13 +145,16 @@ class CompiledFunction:
             return self._compile(inputs, (inputs.key, key[1]))
         self._opened.update((p.ident, p) for p in places.state)
         entry = make_entry(captured, lowered.traces[-1], lowered.backward, bool(lowered.replayed))
+        why = self._retraces.note(inputs, key[1], captured.guards)
         tensors = self._tables.setdefault(key, EntryTable()).add(captured.guards, inputs, entry)
         self.last_traces, self.replayed_because = lowered.traces, lowered.replayed
         self.last_backward_traces = lowered.backward.traces if lowered.backward is not None else []
         self._misses += 1
         if "recompiles" in log_topics():
-            why = table.why_missed(inputs) if table is not None else "new arguments" if self._misses > 1 else "first call"
             print(f"tracejit: {self.name} compiled for entry {self._misses}: {why}", file=sys.stderr)
+        if self._misses > MANY and not self._warned_of_retraces:
+            self._warned_of_retraces = True
+            warnings.warn(f"{self.name} was compiled {self._misses} times; {self._retraces.warning()}", RetraceWarning, stacklevel=stack_level())
         return entry, tensors
 
     def _lowered(self, inputs: CallInputs, places: Places) -> tuple[Capture, Any]:
@@ -188,18 +201,18 @@ class CompiledFunction:
 
     def cache_info(self) -> CacheInfo:
         """Counts since the last `cache_clear`."""
-        return CacheInfo(self._hits + hits(self, self._calls), self._misses, self._fallbacks, sum(map(len, self._tables.values())))
+        return CacheInfo(self._hits + hits(self, self._calls), self._misses, self._fallbacks, sum(map(len, self._tables.values())), self._retraces.lines)
 
     def cache_clear(self) -> None:
         """Forget all entries and counts."""
         self._tables.clear()
         self._eager.clear()
         self._floats, self._opened, self._closed = FloatArguments(), {}, set()
-        self._calls = Calls(self)
+        self._calls, self._retraces = Calls(self), Retraces(self.__wrapped__)
         self._hits = self._misses = self._fallbacks = 0
 
     def __repr__(self) -> str:
-        return f"<tracejit.jit of {self.name}: {self.cache_info()}>"
+        return f"<tracejit.jit of {self.name}: {self.cache_info()!r}>"
 
 
 class _ProgramError(Exception):

@@ -22,5 +22,9 @@ class FallbackWarning(UserWarning):
     """A call runs eagerly; the message says why and names the user's line."""
 
 
+class RetraceWarning(UserWarning):
+    """A function was compiled many times; the message names what keeps changing, and the way out."""
+
+
 class EagerRefuses(Exception):
     """Internal: a pass found a call that eager refuses. The program runs eagerly, which raises its own error."""

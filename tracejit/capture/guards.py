@@ -167,14 +167,6 @@ class EntryTable:
                 return entry, inputs, group
         return None, [], None
 
-    def why_missed(self, call: CallInputs) -> str:
-        """The state that no entry was made for, or what else differs from the entries there are."""
-        for group in self.groups.values():
-            changed = group.reader.changed(call.roots) if group.guards.locations else []
-            if changed:
-                return f"{changed[0].path} changed"
-        return "a tensor outside the arguments has another layout" if self.groups else ""
-
     def add(self, guards: Guards, call: CallInputs, entry: Any) -> list:
         group = self.groups.get(guards.places)
         if group is None:

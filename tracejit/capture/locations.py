@@ -110,7 +110,3 @@ class KeyReader:
                 kept = [(c, t) for c, t in self._checks if t != token]
                 self._checks = [(check, token), *kept[:_MOST_CHECKS - 1]]
         return token
-
-    def changed(self, roots: Any = None) -> list[Location]:
-        """The locations whose present key is not the one first seen: why a call retraces."""
-        return [location for location in self.locations if location.key(roots) != location.expected]

@@ -9,6 +9,9 @@ from ..errors import UnsupportedError
 from ..torch_private import MISSING, autocast_is_on, dispatch_modes, function_modes, functorch_level, saved_tensor_hooks
 
 
+MODES = ("grad mode", "inference mode", "the default dtype", "deterministic algorithms", "autocast")       # as `mode_key` has them
+
+
 def mode_key() -> Hashable:
     """The modes under which an entry was captured: part of the key of every call."""
     return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(),

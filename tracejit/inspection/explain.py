@@ -126,7 +126,7 @@ def _advice(e: Explanation) -> Iterator[str]:
     if e.eager:
         yield f"the call cannot be captured, so nothing is compiled: {e.eager}"
     if e.entries > 8:
-        yield f"{e.entries} entries: arguments or state keep changing; `TRACEJIT_LOG=recompiles` says which"
+        yield f"{e.entries} entries: arguments or state keep changing; `cache_info().retraces` says which"
     for u in e.unfused:
         if u.count >= 4:
             yield f"{u.op} runs {u.count} times one by one ({', '.join(u.lines[:3])}): {u.why}"
