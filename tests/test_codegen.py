@@ -98,14 +98,6 @@ def test_one_operand(name, dtype):
     exact(UNARY[name][0], values((7, 83), dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_zeros_of_what_is_negated_keep_their_sign(dtype):
-    a = torch.arange(1, 100, dtype=dtype)
-    for negate in (torch.neg, lambda x: x * -1.0, lambda x: x / -1, lambda x: -1 * x):
-        exact(lambda a, b, c: negate(torch.addcmul(c, a, b)), a, a, -a * a)
-        exact(lambda a, b: negate(torch.add(a, b, alpha=2)), a, a / -2)
-
-
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_square_roots_are_correctly_rounded(dtype):
     """Eager's vector library is one bit off here and there."""

@@ -17,7 +17,8 @@ from .capture.guards import EntryTable
 from .capture.inputs import CallInputs
 from .capture.modes import capture_is_hindered, hindrance, mode_key
 from .capture.retraces import MANY, Retraces
-from .capture.tracer import Capture, capture, collector_paused
+from .capture.handlers import is_user_file
+from .capture.tracer import Capture, capture, collector_paused, user_frame
 from .errors import EagerRefuses, FallbackWarning, RetraceWarning, UnsupportedError
 from .executors.registry import resolve
 from .executors.torch_fallback import TORCH
@@ -99,7 +100,7 @@ class CompiledFunction:
         if function_level.active() is not None:                # jit inside jit is part of the outer program
             return self.__wrapped__(*args, **kwargs)
         if capture_is_hindered():
-            return self._run_eagerly(args, kwargs, UnsupportedError(hindrance()))
+            return self._run_eagerly(args, kwargs, UnsupportedError(hindrance(), where=_defined_at(self.__wrapped__)))
         inputs = CallInputs(args, kwargs)
         modes = mode_key()
         opened = inputs
@@ -121,6 +122,7 @@ class CompiledFunction:
             with _capture_lock, paused(), collector_paused():
                 entry, tensors = self._compile(inputs, key)
         except UnsupportedError as error:
+            error.place(_defined_at(self.__wrapped__))
             self._eager[key] = UnsupportedError(*error.args)   # without the traceback, which holds the arguments
             return self._run_eagerly(inputs.args, inputs.kwargs, error)
         except _ProgramError as failed:
@@ -172,7 +174,8 @@ class CompiledFunction:
     def _after_program_error(self, inputs: CallInputs, error: BaseException) -> Any:
         """The capture raised, as eager should: run eagerly, which raises with memory as eager leaves it."""
         result = self.__wrapped__(*inputs.args, **inputs.kwargs)
-        unsupported = UnsupportedError(f"capture failed with {type(error).__name__}: {error}")
+        unsupported = UnsupportedError(f"the capture raised {type(error).__name__}, which eager does not: {error}",
+                                       where=user_frame(error))
         unsupported.__cause__ = error
         if self.options.fallback == "error":
             raise unsupported
@@ -277,6 +280,14 @@ def _name_of(fn: Callable, chosen: Optional[str]) -> str:
     if not name.isidentifier() or keyword.iskeyword(name):
         name = "program" if chosen is None else "".join(c if c.isalnum() else "_" for c in f"program_{name}")
     return f"{name}_" if name in ("torch", "inf", "nan", "complex", "slice") else name
+
+
+def _defined_at(fn: Callable) -> str:
+    """Where a function of the user's is, for messages that have no line of its own; "" for others."""
+    fn = fn.func if isinstance(fn, functools.partial) else type(fn).forward if isinstance(fn, torch.nn.Module) else fn
+    code = getattr(fn, "__code__", None) or getattr(type(fn).__call__, "__code__", None)
+    known = code is not None and is_user_file(code.co_filename)
+    return f"{code.co_filename}:{code.co_firstlineno}, where {code.co_name} is defined" if known else ""
 
 
 def jit(fn: Optional[Callable] = None, **options: Any) -> Any:

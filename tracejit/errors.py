@@ -9,6 +9,11 @@ class TraceError(Exception):
         super().__init__(f"{message}\n  at {where}" if where else message)
         self.where = where
 
+    def place(self, where: str) -> None:
+        """Name this line, where no other is known."""
+        if where and not self.where:
+            self.where, self.args = where, (f"{self}\n  at {where}",)
+
 
 class UnsupportedError(TraceError):
     """The call cannot be captured: tracejit runs it eagerly, or raises this with `fallback="error"`."""

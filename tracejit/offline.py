@@ -113,7 +113,7 @@ class _NotHere:
     source: CudaSource
 
     def __call__(self, *args: Any) -> Any:
-        raise TraceError("a program that was lowered for another device does not run")
+        raise TraceError("a program that was lowered for another device does not run: jit and call it there")
 
 
 def lower(fn: Callable, *args: Any, device: str = "cuda", arch: str = "sm_90", single_ops: bool = True,
@@ -141,7 +141,8 @@ def lower(fn: Callable, *args: Any, device: str = "cuda", arch: str = "sm_90", s
     """
     where = torch.device(device)
     if where.type != "cuda":
-        raise ValueError(f"lower() makes CUDA kernels; device={device!r} is none of CUDA's")
+        raise ValueError(f"lower() makes CUDA kernels; device={device!r} is none of CUDA's. "
+                         "jit makes those of the CPU: jfn.kernels")
     nvrtc.options_for(arch)
     fn = getattr(fn, "__wrapped__", fn)
     with torch.no_grad():

@@ -190,7 +190,8 @@ def run_stage(stage: Stage, trace: Trace) -> Trace:
     start = time.perf_counter()
     made = function(trace)
     if not isinstance(made, Trace):
-        raise TraceError(f"stage {name} returned {type(made).__name__}, not a Trace")
+        raise TraceError(f"stage {name} returned {type(made).__name__}, not a Trace: "
+                         "a transform returns trace.replace(...)")
     made = replace(made, stage=name, seconds=time.perf_counter() - start, previous=trace.stage)
     return checked(made, by_user=function.__module__.split(".")[0] != "tracejit")
 

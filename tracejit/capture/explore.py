@@ -153,7 +153,8 @@ class Explorer:
         """What an object leads to other than by its attributes."""
         obj, kind = record.obj, type(record.obj)
         if issubclass(kind, torch.jit.ScriptModule):
-            raise UnsupportedError(f"the state of {record.path}, a TorchScript module, cannot be watched")
+            raise UnsupportedError(f"the state of {record.path}, a TorchScript module, cannot be watched: "
+                                   "use the module that was scripted")
         if kind is types.MethodType:
             return [obj.__self__]
         if kind is functools.partial:

@@ -77,11 +77,12 @@ class Fakes:
         """A new fake for `real`; UnsupportedError when the fake would not lie in memory as the real one does."""
         why = unsupported_tensor(real)
         if why:
-            raise UnsupportedError(f"{why} cannot be captured")
+            raise UnsupportedError(f"{why} cannot be captured: pass a dense torch.Tensor that has data")
         with _disable_current_modes(), unseen_by_function_modes(), torch.inference_mode(real.is_inference()):
             fake = fake_of(self.mode, real.detach() if _left_its_base(real) else real)
             if (fake.shape, fake.stride(), fake.storage_offset()) != (real.shape, real.stride(), real.storage_offset()):
-                raise UnsupportedError("a tensor whose memory layout fake tensors do not reproduce")
+                raise UnsupportedError("a tensor whose memory layout fake tensors do not reproduce: "
+                                       "pass a copy, as .clone() makes one")
             self._of[id(real)], self._back[id(fake)] = (real, fake), real
             self._versions[id(fake)] = 0 if fake.is_inference() else fake._version
             if real.is_leaf and real.grad is not None:
@@ -94,7 +95,8 @@ def _left_its_base(t: torch.Tensor) -> bool:
     if not t._is_view() or t._base.untyped_storage()._cdata == t.untyped_storage()._cdata:
         return False
     if t.requires_grad:
-        raise UnsupportedError("a differentiable view whose memory is no longer its base's")
+        raise UnsupportedError("a differentiable view whose memory is no longer its base's: "
+                               "pass a copy, as .clone() makes one")
     return True
 
 

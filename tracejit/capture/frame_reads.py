@@ -62,7 +62,7 @@ class FrameReader:
                     slot = NameSlot(self.state.space_of(space), name)
                     self.state.register(key, slot, f"global {name}", value, before)
                 if "random" in code.names and value is sys.modules.get("numpy"):
-                    raise UnsupportedError("the call draws random numbers from numpy")
+                    raise UnsupportedError("the call draws random numbers from numpy: draw with torch, or outside")
                 if leads:
                     roots.append(value)
             if not leads and issubclass(type(value), types.ModuleType):
@@ -83,7 +83,7 @@ class FrameReader:
             self.state.journal.add_slot(("cell", id(cell)), slot, f"closure {name}")
             value = self.state.register_slot(slot, f"closure {name}")
             if "random" in code.names and value is sys.modules.get("numpy"):
-                raise UnsupportedError("the call draws random numbers from numpy")
+                raise UnsupportedError("the call draws random numbers from numpy: draw with torch, or outside")
             roots.append(value)
         for name in ("__defaults__", "__kwdefaults__"):
             if getattr(function, name):

@@ -230,7 +230,8 @@ class FunctionLevel(TorchFunctionMode):
     def _data_set(self, target: torch.Tensor, value: torch.Tensor) -> None:
         """`x.data = y`: for the recorder the same as `x.set_(y)` outside autograd."""
         if target.dtype != value.dtype or target.device != value.device:
-            raise UnsupportedError(".data is assigned a tensor of another dtype or device", where=str(self.source()))
+            raise UnsupportedError(".data is assigned a tensor of another dtype or device: "
+                                   "make a tensor of it, or do it outside", where=str(self.source()))
         with torch.no_grad():
             torch.Tensor.set_(target.detach() if target.requires_grad else target, value.detach())
 
@@ -239,7 +240,8 @@ class FunctionLevel(TorchFunctionMode):
         fake = self._fake(args[0]) if isinstance(args[0], _T) else None
         if func == _GRAD_FN_GET and fake is not None and fake.grad_fn is None:
             return None
-        raise UnsupportedError(f"{what} needs real memory or leaves torch's operations", where=str(user_line()))
+        raise UnsupportedError(f"{what} needs real memory or leaves torch's operations: "
+                               "do it outside of the jitted function", where=str(user_line()))
 
     def resize_storage(self, fake: torch.Tensor, nbytes: int) -> None:
         """No ATen call: the program is replayed."""
@@ -258,7 +260,8 @@ class FunctionLevel(TorchFunctionMode):
         if what == "version" and owner is None:
             return fake._version
         if owner is None or what == "version" and self.fakes.real_of(fake) is not owner:
-            raise UnsupportedError(f"{what} of an intermediate result", where=str(user_line()))
+            raise UnsupportedError(f"{what} of an intermediate result is not known before the program runs: "
+                                   "ask for it outside", where=str(user_line()))
         with unseen_by_function_modes():
             value = owner._version if what == "version" else owner.untyped_storage().data_ptr()
         self.host_reads.append((what, owner, value))
@@ -274,7 +277,9 @@ class FunctionLevel(TorchFunctionMode):
             return
         self.checkpointed = True
         if hooks[0].__module__ != "torch.utils.checkpoint":
-            raise UnsupportedError("saved_tensors_hooks are set inside the function", where=str(self.source()))
+            raise UnsupportedError("saved_tensors_hooks are set inside the function: "
+                                   "leave them out; the option recompute='always' spares memory",
+                                   where=str(self.source()))
 
     def _note_fakes_in_callables(self, leaves: list) -> None:
         for f in leaves:
@@ -302,7 +307,8 @@ class RecordedStorage:
         return self
 
     def __getattr__(self, name: str) -> Any:
-        raise UnsupportedError(f"untyped_storage().{name} needs real memory", where=str(user_line()))
+        raise UnsupportedError(f"untyped_storage().{name} needs real memory: do it outside of the jitted function",
+                               where=str(user_line()))
 
 
 _local = threading.local()
@@ -347,7 +353,8 @@ def _reflected(fake: torch.Tensor, real: torch.Tensor) -> bool:
         frame = frame.f_back
     left, right = compared_at(frame)
     if left is MISSING and right is MISSING:
-        raise UnsupportedError("a comparison whose operands are laid out differently", where=str(user_line()))
+        raise UnsupportedError("a comparison whose operands are laid out differently: "
+                               "make one of them contiguous before", where=str(user_line()))
     return left is real or right is fake
 
 

@@ -33,7 +33,9 @@ def refuse_exception_handlers(source: SourceLine) -> None:
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != __file__.rsplit("/", 1)[0] + "/tracer.py":
         if is_user_file(frame.f_code.co_filename) and catches_value_errors(frame):
-            raise UnsupportedError("an operation that may raise stands in a try that catches its error", where=str(source))
+            raise UnsupportedError("an operation that may raise stands in a try that catches its error: "
+                                   "check the values "
+                                   "before, or catch it around the jitted function", where=str(source))
         frame = frame.f_back
 
 

@@ -206,9 +206,10 @@ class KnownState:
         if owner is not None and id(owner.obj) in self.arguments:
             return
         if is_iterator(value):
-            raise UnsupportedError(f"the call uses {path}, a {type(value).__name__} that was made before it")
+            raise UnsupportedError(f"the call uses {path}, a {type(value).__name__} that was made before it: "
+                                   "make it inside, or pass its items")
         if is_numpy_random(value):
-            raise UnsupportedError(f"the call draws random numbers from numpy ({path})")
+            raise UnsupportedError(f"the call draws random numbers from numpy ({path}): draw with torch, or outside")
         if owner is not None:
             self.chain(owner)
         expected = MISSING if value is MISSING else freeze(value)

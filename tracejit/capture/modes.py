@@ -50,7 +50,7 @@ def refuse_changed_settings(before: tuple) -> None:
     """UnsupportedError when the program left a setting changed: a later call would not change it."""
     for (name, read, _), value in zip(_SETTINGS, before):
         if read() != value:
-            raise UnsupportedError(f"the function changes {name} and leaves it changed")
+            raise UnsupportedError(f"the function changes {name} and leaves it changed: change it around the call")
 
 
 def restore_settings(before: tuple) -> None:
@@ -68,15 +68,15 @@ def capture_is_hindered() -> bool:
 def hindrance() -> str:
     """Why a call cannot be captured where it is made, or ""."""
     if MISSING:
-        return f"this release of torch ({torch.__version__}) lacks {', '.join(MISSING)}"
+        return f"this release of torch ({torch.__version__}) lacks {', '.join(MISSING)}: install another"
     if functorch_level() is not None:
-        return "a functorch transform (vmap, grad, ...) is active"
+        return "a functorch transform (vmap, grad, ...) is active: transform the function that was jitted (__wrapped__)"
     if dispatch_modes():
-        return "a TorchDispatchMode is active around the call"
+        return "a TorchDispatchMode is active around the call: call the jitted function outside of it"
     if function_modes():
-        return "a TorchFunctionMode is active around the call"
+        return "a TorchFunctionMode, such as a device context, is active around the call: make the call outside of it"
     if torch.jit.is_tracing():
-        return "torch.jit.trace is active"
+        return "torch.jit.trace is active: trace the function that was jitted (__wrapped__)"
     if saved_tensor_hooks() is not None:
-        return "saved_tensors_hooks are active around the call"
+        return "saved_tensors_hooks are active around the call: call the jitted function outside of them"
     return ""

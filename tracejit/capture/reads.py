@@ -135,9 +135,11 @@ class StateReads:
             space = getattr(write.slot, "space", None)
             lost = space is not None and id(space.owner()) in self.state.arguments and space.via is None
             if lost or write.root is not None and not self._replays_arguments:
-                raise UnsupportedError(f"the call writes to {write.path}, an attribute of an argument")
+                raise UnsupportedError(f"the call writes to {write.path}, an attribute of an argument: "
+                                       "return the value instead")
             if id(space) in unknown:
-                raise UnsupportedError(f"the call writes to {write.path}, an object of unknown origin")
+                raise UnsupportedError(f"the call writes to {write.path}, an object of unknown origin: "
+                                       "return the value instead")
         return found
 
     def watch_again(self, function: Callable[[Callable], Any]) -> Any:
@@ -179,7 +181,7 @@ class StateReads:
         if self.error is not None and error is not self.error:
             raise self.error from None                     # the user's code caught it
         if replaced and error is None:
-            raise UnsupportedError("the call replaces the profile hook")
+            raise UnsupportedError("the call replaces the profile hook: set it around the call")
 
     def _settle(self) -> None:
         """Objects of unknown origin that have died were the call's own: what was read of them goes, too."""
@@ -310,7 +312,8 @@ class StateReads:
 
     def _leave(self, frame: types.FrameType, code: CodeFacts, value: Any) -> None:
         if id(code.code) in self.state.cached_codes and holds_tensor(value):
-            raise UnsupportedError("a function under lru_cache would keep a tensor of the capture")
+            raise UnsupportedError("a function under lru_cache would keep a tensor of the capture: "
+                                   "call it once before, outside")
         if is_tensor(value):
             return
         if code.makes == "result" and id(value) not in self.state.objects:
@@ -371,7 +374,9 @@ class StateReads:
         elif is_impure(function):
             if not self._happens_once(frame):
                 name = function.__name__
-                raise UnsupportedError(f"the call depends on or acts upon the world outside: {name}()")
+                raise UnsupportedError(f"the call depends on or acts upon the world outside: "
+                                       f"{name}(). Call it outside of the jitted "
+                                       "function, and pass what it gives")
         elif function.__module__ in _SERIALIZERS and code.kind == WATCH:
             self._call_by_name(frame, code, (MISSING, None))
 

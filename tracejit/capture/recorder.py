@@ -180,7 +180,8 @@ class Recorder(TorchDispatchMode):
 
     def _dispatch(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if operation_settings() != self._settings:
-            raise UnsupportedError("the function runs operations under another default dtype, or deterministic algorithms", where=str(self.source()))
+            raise UnsupportedError("the function runs operations under another default dtype, or deterministic "
+                                   "algorithms: set them around the call", where=str(self.source()))
         if is_composite(func):
             with self:
                 out = func.decompose(*args, **kwargs)
@@ -296,7 +297,8 @@ class Recorder(TorchDispatchMode):
 
     def _resize(self, t: torch.Tensor, before: list, old: TensorProxy, real: torch.Tensor) -> list:
         if sum(b is old for b in before) > 1:
-            raise UnsupportedError("out= is resized and is an operand, too", where=str(self.source()))
+            raise UnsupportedError("out= is resized and is an operand, too: "
+                                   "give it the size of the result, or leave it out", where=str(self.source()))
         if t.stride() != real.stride():                        # eager resizes it to the strides of the result
             t.resize_(real.shape)
             self._emit(aten_symbol(aten.resize_.default), (old, list(t.shape)), {}, self.new_proxy(t))
@@ -318,7 +320,9 @@ class Recorder(TorchDispatchMode):
 
     def _constant(self, func: Any, value: torch.Tensor) -> torch.Tensor:
         if not self.makes_constants:
-            raise UnsupportedError("a tensor over memory from outside torch (from_numpy, frombuffer, as_tensor)",
+            raise UnsupportedError("a tensor over memory from outside torch (from_numpy, frombuffer, as_tensor): "
+                                   "make it outside, "
+                                   "and pass it",
                                    where=str(self.source()))
         with real_tensors():
             kept = value.detach().clone()

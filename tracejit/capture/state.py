@@ -102,7 +102,8 @@ def freeze(value: Any, depth: int = 0) -> Hashable:
 
 def _freeze_container(value: Any, kind: type, depth: int) -> Hashable:
     if depth > _DEEPEST:
-        raise UnsupportedError(f"a {kind.__name__} that is read contains itself, or is nested too deep")
+        raise UnsupportedError(f"a {kind.__name__} that is read contains itself, or is nested too deep: "
+                               "pass what is needed of it")
     if issubclass(kind, dict):
         items = tuple((freeze_key(k), freeze(v, depth + 1)) for k, v in items_of(value))
         if issubclass(kind, collections.defaultdict):
@@ -127,7 +128,8 @@ def _freeze_other(value: Any, kind: type, depth: int) -> Hashable:
         return (kind, bytes(value))
     if is_numpy(value):
         if value.nbytes > _LARGEST_ARRAY:
-            raise UnsupportedError(f"a numpy array of {value.nbytes} bytes is read from outside the call")
+            raise UnsupportedError(f"a numpy array of {value.nbytes} bytes is read from outside the call: "
+                                   "pass a tensor instead")
         return (kind, str(value.dtype), value.shape, value.tobytes())
     return ("object", id(value), identity(kind)) if is_placed(kind) else ("object", identity(value))
 

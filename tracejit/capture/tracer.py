@@ -162,16 +162,16 @@ class _Capture:
         except NEEDS_DATA as e:
             raise UnsupportedError("the program needs the values of a tensor, which a trace does not have "
                                    f"({type(e).__name__}): keep them in tensors (torch.where instead of `if`, sizes that do "
-                                   "not depend on data), or read them outside", where=_user_frame(e)) from None
+                                   "not depend on data), or read them outside", where=user_frame(e)) from None
         except UnsupportedError as e:
-            raise e if e.where else UnsupportedError(str(e), where=_user_frame(e)) from e
+            raise e if e.where else UnsupportedError(str(e), where=user_frame(e)) from e
 
     def checked_generator(self, before: torch.Tensor) -> torch.Tensor:
         """The state to leave. Fakes draw nothing: one that moved means that the function sets it, or that other threads draw
         (a generator that the function sets from Python was refused already)."""
         now = torch.get_rng_state()
         if not torch.equal(before, now) and threading.active_count() == 1:
-            raise UnsupportedError("the function sets the state of the random generator")
+            raise UnsupportedError("the function sets the state of the random generator: seed around the call")
         return now
 
     # ------------------------------------------------------------ inputs
@@ -210,7 +210,9 @@ class _Capture:
                 return InputSource(GRAD, k), f"{self.proxies[k].name}_grad"
         location = self.reads.locate(real)
         if location is None:
-            raise UnsupportedError("a tensor that is neither an argument nor found in a place that can be watched")
+            raise UnsupportedError("a tensor that is neither an argument nor found in a place that can be watched: "
+                                   "pass it as an argument, "
+                                   "or keep it in an attribute or a global")
         return InputSource(STATE, location=location), location.path
 
     def unique(self, path: str) -> str:
@@ -228,9 +230,11 @@ class _Capture:
         if self.level.recorder.refused is not None:            # the program caught it
             raise self.level.recorder.refused
         if self.reads.asks_classes and (self.numbers or any(b.sym.numbers for b in self.level.recorder.bound_symbols)):
-            raise UnsupportedError("a number whose class the program may ask for", where=self.reads.asks_classes)
+            raise UnsupportedError("a number whose class the program may ask for: keep it a tensor, without .item()",
+                                   where=self.reads.asks_classes)
         if self.level.recorder.half_done:
-            raise UnsupportedError(f"the program catches an error of {self.level.recorder.half_done}, which writes many tensors")
+            raise UnsupportedError(f"the program catches an error of {self.level.recorder.half_done}, which writes many tensors: "
+                                   "catch it around the jitted function")
         outputs: list = []
         structure = self.take(result, outputs)
         results, effects = len(outputs), []
@@ -238,7 +242,9 @@ class _Capture:
             start = len(outputs)
             effects.append(StateEffect(write, self.take(write.value, outputs), start, len(outputs)))
         if self.level.checkpointed and (effects or any(b.written or b.sym.random for b in self.level.recorder.bound_symbols)):
-            raise UnsupportedError("checkpoint runs a function again in backward that writes or draws random numbers")
+            raise UnsupportedError("checkpoint runs a function again in backward that writes or draws random numbers: "
+                                   "leave "
+                                   "checkpoint out; the option recompute='always' spares memory")
         because, unnamed, grads, spent = self.replay_reason(), "", (), ()
         if self.level.unnamed:
             unnamed = f"a replay needs every call, and one works on a tensor of unknown origin: {self.level.unnamed}"
@@ -345,9 +351,11 @@ class _Capture:
                 fake = leaf if is_fake(leaf) else self.fakes.find(leaf)
                 leaf = self.add_input(leaf) if fake is None else fake
                 if isinstance(leaf, torch.nn.Parameter) and self.fakes.real_of(leaf) is None:
-                    raise UnsupportedError("a Parameter made by the function leaves it")
+                    raise UnsupportedError("a Parameter made by the function leaves it: "
+                                           "make parameters outside, or return a tensor")
             elif not isinstance(leaf, (*PLAIN, *_BY_REFERENCE)) and not self.reads.knows(leaf):
-                raise UnsupportedError(f"an object of type {type(leaf).__name__} made by the function leaves it")
+                raise UnsupportedError(f"an object of type {type(leaf).__name__} made by the function leaves it: "
+                                       "return the tensors that it holds")
             outputs.append(leaf)
         return structure
 
@@ -360,7 +368,7 @@ class _Capture:
         index = {id(t): k for k, t in enumerate(self.tensors)}
         for _, t, _ in self.level.host_reads:
             if id(t) not in index:
-                raise UnsupportedError("a property was read of a tensor that is no input")
+                raise UnsupportedError("a property was read of a tensor that is no input: read it outside")
         host = dict.fromkeys((what, index[id(t)]) for what, t, _ in self.level.host_reads)
         return Guards(tuple(self.sources), tuple(self.reads.locations), tuple(host))
 
@@ -386,7 +394,7 @@ def _looks_internal(name: str) -> bool:
     return name[0] in "tv" and name[1:].isdigit()
 
 
-def _user_frame(error: BaseException) -> str:
+def user_frame(error: BaseException) -> str:
     """file:line of the innermost user frame of a traceback."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_file(f.filename)]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""

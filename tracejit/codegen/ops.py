@@ -40,14 +40,7 @@ def _add(sign: int) -> Callable:
 
 
 def _mul(x: Expressions, a: list[Expr], call: Call) -> Expr:
-    return _negated(x, a) or computed("and" if a[0].dtype is torch.bool else "mul", x, *a)
-
-
-def _negated(x: Expressions, a: list[Expr]) -> Optional[Expr]:
-    """A float times or by -1.0: compilers make it a negation, and one of theirs rounds the zero of `-fma` otherwise."""
-    if a[1].op == "const" and a[1].extra == -1 and a[1].dtype.is_floating_point:
-        return computed("neg", x, a[0])
-    return None
+    return computed("and" if a[0].dtype is torch.bool else "mul", x, *a)
 
 
 def _sigmoid_backward(x: Expressions, a: list[Expr], call: Call) -> Expr:
@@ -69,8 +62,6 @@ def _rsub(x: Expressions, a: list[Expr], call: Call) -> Expr:
 
 def _div(x: Expressions, a: list[Expr], call: Call) -> Expr:
     mode = call.args.get("rounding_mode")
-    if mode is None and (negated := _negated(x, a)):
-        return negated
     return computed({None: "div", "trunc": "div_trunc", "floor": "div_floor"}[mode], x, *a)
 
 

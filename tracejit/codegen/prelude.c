@@ -15,11 +15,6 @@ EW int tj_signbit_f(float f) { return tj_bits_of(f) >> 31; }
 
 EW int tj_signbit_d(double f) { return tj_bits_of_double(f) >> 63; }
 
-/* `-fma(a, b, c)`, -0.0 where that cancels, would become one instruction, +0.0 there. */
-EW float tj_neg_f(float f) { return tj_float_of(tj_bits_of(f) ^ 0x80000000u); }
-
-EW double tj_neg_d(double f) { return tj_double_of(tj_bits_of_double(f) ^ 1ul << 63); }
-
 EW float tj_from_bf16(u16 h) { return tj_float_of((u32)h << 16); }
 
 EW u16 tj_to_bf16(float f) { u32 u = tj_bits_of(f); u32 r = (u + 0x7fffu + ((u >> 16) & 1)) >> 16; return f != f ? 0x7fc0 : r; }

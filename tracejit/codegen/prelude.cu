@@ -17,10 +17,6 @@ EW float tj_from_f16(u16 h) { return __half2float(__ushort_as_half(h)); }
 EW u16 tj_to_f16(float f) { return __half_as_ushort(__float2half_rn(f)); }
 EW float tj_round_f16(float f) { return tj_from_f16(tj_to_f16(f)); }
 
-EW float tj_neg_f(float f) { return -f; }
-
-EW double tj_neg_d(double f) { return -f; }
-
 EW int tj_signbit_f(float f) { return __float_as_uint(f) >> 31; }
 
 EW int tj_signbit_d(double f) { return __double_as_longlong(f) < 0; }

@@ -22,5 +22,5 @@ def _claimed(b: BoundSymbol, executors: Sequence[Executor]) -> BoundSymbol:
     taken = executor.execute(b)
     if not isinstance(taken, BoundSymbol) or [*map(id, taken.flat_outputs)] != [*map(id, b.flat_outputs)]:
         raise TraceError(f"executor {executor.name!r} must return a BoundSymbol with the outputs of the call that it took:\n"
-                         f"  {bound_symbol_text(b)}\nreturned {taken!r}", where=str(b.source))
+                         f"  {bound_symbol_text(b)}\nreturned {taken}", where=str(b.source))
     return taken

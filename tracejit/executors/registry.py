@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from inspect import signature
 from typing import Any, Iterable, Mapping, Optional, Union
 
 from ..errors import TraceError
@@ -69,10 +70,11 @@ def register_executor(executor: Executor, *, default: bool = False) -> Executor:
     TraceError when it has no name, or one that is taken by another class.
     """
     if not isinstance(executor, Executor) or not executor.name:
-        raise TraceError(f"{executor!r} is not an Executor with a name")
+        raise TraceError(f"{executor!r} is not an Executor with a name: "
+                         "register an instance of a subclass that has one")
     old = _registered.get(executor.name)
     if old is not None and type(old) is not type(executor):
-        raise TraceError(f"the executor name {executor.name!r} is taken by {type(old).__name__}")
+        raise TraceError(f"the executor name {executor.name!r} is taken by {type(old).__name__}: choose another")
     _registered[executor.name] = executor
     if default and executor.name not in _defaults:
         _defaults.insert(0, executor.name)
@@ -82,7 +84,8 @@ def register_executor(executor: Executor, *, default: bool = False) -> Executor:
 def get_executor(name: str) -> Executor:
     """The executor of this name; TraceError naming those that exist."""
     if name not in _registered:
-        raise TraceError(f"no executor is named {name!r}; there are {', '.join(sorted(_registered))}")
+        raise TraceError(f"no executor is named {name!r}; there are {', '.join(sorted(_registered))}. "
+                         "Register others with tracejit.register_executor")
     return _registered[name]
 
 
@@ -107,7 +110,8 @@ def resolve(chosen: Optional[Iterable[Union[str, Executor]]], last: Executor,
     options = options or {}
     unknown = set(options) - {e.name for e in found}
     if unknown:
-        raise TraceError(f"executor_options names {min(unknown)!r}, which is not among the executors asked")
+        raise TraceError(f"executor_options names {min(unknown)!r}, which is not among the executors asked: "
+                         f"{', '.join(e.name for e in found)}")
     found = tuple(_with_options(e, options[e.name]) if e.name in options else e for e in found)
     return (*(e for e in found if e is not last and e.available()), last)
 
@@ -122,4 +126,4 @@ def _with_options(executor: Executor, options: Mapping[str, Any]) -> Executor:
     try:
         return _made(type(executor), tuple(sorted(options.items())))
     except TypeError as error:
-        raise TraceError(f"executor {executor.name!r}: {error}") from None
+        raise TraceError(f"executor {executor.name!r}: {error}; it takes {signature(type(executor))}") from None

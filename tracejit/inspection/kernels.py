@@ -91,7 +91,8 @@ class Kernel:
         """
         made = getattr(self.region.sym.fn, "raw_kernels", None)
         if made is None:
-            raise TraceError(f"kernel {self.name} is of the executor {self.executor!r}: only those of 'cupy' are raw kernels")
+            raise TraceError(f"kernel {self.name} is of the executor {self.executor!r}: only those of 'cupy', "
+                             "for CUDA tensors, are raw kernels")
         return made()
 
     def seconds(self, samples: int = 11) -> float:

@@ -29,10 +29,12 @@ def functional_trace(fn: Callable, call: CallInputs, name: str) -> tuple[Capture
     with torch.no_grad():
         captured = capture(fn, call, name)
     if captured.effects:
-        raise UnsupportedError(f"{name} stores something in Python state, which a graph cannot: {captured.effects[0].write}")
+        raise UnsupportedError(f"{name} stores something in Python state, which a graph cannot "
+                               f"({captured.effects[0].write.path}): return it")
     number = next((b for b in captured.ops.bound_symbols if b.sym.numbers), None)
     if number is not None:
-        raise UnsupportedError("a number that is known at run time has no form in a graph of ATen ops", where=str(number.source))
+        raise UnsupportedError("a number that is known at run time has no form in a graph of ATen ops: "
+                               "keep it a tensor, without .item()", where=str(number.source))
     traces = [captured.ops]
     run_stages((("write_backs_last", write_backs_last), *FUNCTIONAL), traces)
     return captured, _writes_last(traces[-1])
@@ -47,7 +49,8 @@ def _writes_last(trace: Trace) -> Trace:
             writes.append(b)
             done.add(b.args[0].storage)
         elif b.written or b.sym.opaque or any(a.storage in done for a in b.tensor_args):
-            raise UnsupportedError(f"{b.sym.name} has no functional form", where=str(b.source))
+            raise UnsupportedError(f"{b.sym.name} has no functional form: make it write a tensor of the function's own",
+                                   where=str(b.source))
         else:
             pure.append(b)
     return trace.replace(bound_symbols=(*pure, *writes))

@@ -344,7 +344,7 @@ class Emission:
 def _check_outputs(taken: Any, b: BoundSymbol, executor: Any) -> None:
     if not isinstance(taken, BoundSymbol) or [*map(id, taken.flat_outputs)] != [*map(id, b.flat_outputs)]:
         raise TraceError(f"executor {executor.name!r} must return a BoundSymbol with the outputs of what it took:\n"
-                         f"  {bound_symbol_text(b)}\nreturned {taken!r}", where=str(b.source))
+                         f"  {bound_symbol_text(b)}\nreturned {taken}", where=str(b.source))
 
 
 def _not_compiled(*args: Any) -> None:

@@ -32,7 +32,8 @@ def inplace_check(final: Trace, reference: Trace) -> Trace:
             _fail(op, expected[key][1], writes, names)
     for key, (op, _) in expected.items():
         if key[1] in op.written and key not in found:
-            raise InplaceCopyError(f"a write is lost: {bound_symbol_text(op)}", where=str(op.source))
+            raise InplaceCopyError(f"a write is lost: {bound_symbol_text(op)}\nA transform or an executor must keep it",
+                                   where=str(op.source))
     return final
 
 
@@ -71,7 +72,9 @@ def _fail(op: BoundSymbol, expected: list, found: list, names: dict[Any, str]) -
     early = [k for k in found if k not in expected]
     what = (f"must come after the write {_name(lost[0], names)}" if lost else
             f"must come before the write {_name(early[0], names)}" if early else "sees two writes in another order")
-    raise InplaceCopyError(f"the order of memory accesses changed: {bound_symbol_text(op)} {what}", where=str(op.source))
+    raise InplaceCopyError(f"the order of memory accesses changed: {bound_symbol_text(op)}\nThis call {what}: "
+                           "a transform or an executor must keep that (disable_inplace_copy_check=True skips this proof)",
+                           where=str(op.source))
 
 
 def _name(key: Any, names: dict[Any, str]) -> str:

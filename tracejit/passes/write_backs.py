@@ -66,4 +66,5 @@ def _refuse(trace: Trace, inputs: list[TensorProxy], written: dict[int, BoundSym
     for b in trace.bound_symbols:
         absolute = b.sym.overload is _AS_STRIDED and any(a.storage in storages and storages[a.storage].offset for a in b.tensor_args)
         if absolute or any(w.storage in storages and (b.sym.moves_metadata or b.sym.opaque) for w in b.written):
-            raise UnsupportedError(f"{b.sym.name} on an argument has no functional form", where=str(b.source))
+            raise UnsupportedError(f"{b.sym.name} on an argument has no functional form: "
+                                   "do it on a copy, as .clone() makes one", where=str(b.source))

@@ -1,0 +1,46 @@
+"""Every message that a user can see, as golden text: what happened, where in the program, what to do."""
+import linecache
+import re
+import warnings
+
+import pytest
+import torch
+
+import tracejit
+
+from cases.messages import CASES
+
+pytestmark = pytest.mark.compiler
+
+
+def message_of(case):
+    """What a case raises or warns, with its class."""
+    threads = torch.get_num_threads()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            case.use()
+        except Exception as error:  # of any class: it is what is printed
+            return f"{type(error).__name__}: {error}"
+        finally:
+            torch.set_num_threads(threads)
+    told = [w for w in caught if issubclass(w.category, tracejit.FallbackWarning)]
+    return f"{told[0].category.__name__}: {told[0].message}" if told else "nothing"
+
+
+def normalized(text):
+    """Lines of files as their text, addresses left out."""
+    def line(found):
+        return f"{found[2]}: {linecache.getline(found[1] + found[2], int(found[3])).strip()}"
+    text = re.sub(r"(/[\w./-]*/)(\w+\.py):(\d+)", line, text)
+    text = re.sub(r"\bmessages\.py:\d+", "messages.py", text)
+    return re.sub(r"0x[0-9a-f]{6,}", "0x...", text)
+
+
+def test_messages(golden):
+    golden("errors.txt", "\n\n".join(f"## {c.name}\n{normalized(message_of(c))}" for c in CASES) + "\n")
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.where], ids=lambda c: c.name)
+def test_a_message_names_the_line_of_the_program(case):
+    assert re.search(r"/cases/messages\.py:\d+", message_of(case))
