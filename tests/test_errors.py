@@ -407,3 +407,16 @@ def test_a_capture_in_one_thread_does_not_see_the_ops_of_another():
         stop.set()
         thread.join()
     assert not wrong
+
+
+def test_no_error_is_its_own_cause():
+    @tracejit.jit(fallback="error")
+    def f(x):
+        return x + 1 if x.sum().item() > 0 else x
+    with pytest.raises(tracejit.UnsupportedError) as caught:
+        f(torch.ones(3))
+    error, seen = caught.value, []
+    while error is not None:
+        assert error not in seen
+        seen.append(error)
+        error = error.__cause__

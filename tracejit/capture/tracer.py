@@ -164,7 +164,9 @@ class _Capture:
                                    f"({type(e).__name__}): keep them in tensors (torch.where instead of `if`, sizes that do "
                                    "not depend on data), or read them outside", where=user_frame(e)) from None
         except UnsupportedError as e:
-            raise e if e.where else UnsupportedError(str(e), where=user_frame(e)) from e
+            if e.where:
+                raise
+            raise UnsupportedError(str(e), where=user_frame(e)) from e
 
     def checked_generator(self, before: torch.Tensor) -> torch.Tensor:
         """The state to leave. Fakes draw nothing: one that moved means that the function sets it, or that other threads draw
