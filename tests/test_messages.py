@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import tracejit
+from tracejit.executors import registry
 
 from cases.messages import CASES
 
@@ -24,7 +25,7 @@ def message_of(case):
             return f"{type(error).__name__}: {error}"
         finally:
             torch.set_num_threads(threads)
-    told = [w for w in caught if issubclass(w.category, tracejit.FallbackWarning)]
+    told = [w for w in caught if issubclass(w.category, (tracejit.FallbackWarning, tracejit.RetraceWarning))]
     return f"{told[0].category.__name__}: {told[0].message}" if told else "nothing"
 
 
@@ -37,7 +38,9 @@ def normalized(text):
     return re.sub(r"0x[0-9a-f]{6,}", "0x...", text)
 
 
-def test_messages(golden):
+def test_messages(golden, monkeypatch):
+    registered = {name: tracejit.get_executor(name) for name in ("torch", "cpu", "cupy")}
+    monkeypatch.setattr(registry, "_registered", registered)   # whatever other tests register
     golden("errors.txt", "\n\n".join(f"## {c.name}\n{normalized(message_of(c))}" for c in CASES) + "\n")
 
 

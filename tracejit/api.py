@@ -38,10 +38,15 @@ _capture_lock = CompileLock()
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """hits: calls that ran a compiled entry; misses: calls that compiled one; fallbacks: calls that ran eagerly.
-
+    """hits: calls that ran an entry; misses: calls that compiled one; fallbacks: calls that ran eagerly; entries: how many are kept;
     retraces: for each of the latest hundred compiles after the first, a line that says what had changed since the entry that is
     most like it.
+
+    >>> import torch, tracejit
+    >>> f = tracejit.jit(lambda x: x * 2)
+    >>> _ = f(torch.ones(3)), f(torch.ones(3)), f(torch.ones(4))
+    >>> f.cache_info()
+    CacheInfo(hits=1, misses=2, fallbacks=0, entries=2)
     """
 
     hits: int
@@ -57,7 +62,13 @@ class CacheInfo:
 class CompiledFunction:
     """A function that is captured at its first call with arguments of a kind, and runs its compiled program after that.
 
-    `__wrapped__` is the original function.
+    `__wrapped__` is the original function. Of the latest compile: `last_traces`, one `Trace` a stage; `last_backward_traces`,
+    those of its backward pass; `replayed_because`, why the program runs as recorded, under autograd, or "".
+
+    >>> import torch, tracejit
+    >>> f = tracejit.jit(lambda x: torch.relu(x) * 2)
+    >>> f(torch.tensor([-1.0, 1.0])), f.last_traces[0].stage, [k.name for k in f.kernels]
+    (tensor([0., 2.]), 'calls', ['cpu_region0'])
     """
 
     def __init__(self, fn: Callable, options: Options) -> None:
@@ -225,7 +236,13 @@ class _ProgramError(Exception):
 class CompiledModule:
     """Mixed into the class of a jitted module: the same module, called through its compiled function.
 
-    It shares the original's attributes, parameters, buffers, submodules, hooks and mode.
+    It shares the original's attributes, parameters, buffers, submodules, hooks and mode, and has what a `CompiledFunction` has.
+
+    >>> import torch, tracejit
+    >>> layer = torch.nn.Linear(2, 2)
+    >>> jitted = tracejit.jit(layer)
+    >>> isinstance(jitted, torch.nn.Linear), jitted.weight is layer.weight, jitted(torch.ones(1, 2)).shape
+    (True, True, torch.Size([1, 2]))
     """
 
     _tracejit: CompiledFunction
@@ -243,24 +260,30 @@ class CompiledModule:
 
     @property
     def last_traces(self) -> list[Trace]:
+        """The stages of the latest compile."""
         return type(self)._tracejit.last_traces
 
     @property
     def kernels(self) -> list[Kernel]:
+        """Those of the latest compile."""
         return type(self)._tracejit.kernels
 
     @property
     def last_backward_traces(self) -> list[Trace]:
+        """The stages of its backward pass."""
         return type(self)._tracejit.last_backward_traces
 
     @property
     def replayed_because(self) -> str:
+        """Why the program runs as recorded, under autograd, or ""."""
         return type(self)._tracejit.replayed_because
 
     def cache_info(self) -> CacheInfo:
+        """Counts since the last `cache_clear`."""
         return type(self)._tracejit.cache_info()
 
     def cache_clear(self) -> None:
+        """Forget all entries and counts."""
         type(self)._tracejit.cache_clear()
 
 
@@ -337,7 +360,14 @@ def jit(fn: Optional[Callable] = None, **options: Any) -> Any:
 
 
 def last_traces(fn: Any) -> list[Trace]:
-    """The traces of the latest compile of a jitted function or module, one per stage."""
+    """The traces of the latest compile of a jitted function or module, one per stage.
+
+    >>> import torch, tracejit
+    >>> f = tracejit.jit(lambda x: x + 1)
+    >>> _ = f(torch.ones(2))
+    >>> [t.stage for t in tracejit.last_traces(f)][-2:]
+    ['decompose', 'partition']
+    """
     return fn.last_traces
 
 
@@ -376,7 +406,12 @@ def explain(fn: Callable, *args: Any, **kwargs: Any) -> Explanation:
 def bisect(fn: Callable, *args: Any, **kwargs: Any) -> Optional[Difference]:
     """The first fused region of `fn(*args, **kwargs)` that computes something else than the ops it replaces, or None.
 
-    Calls the function once, with every region run both ways and compared by `torch.testing.assert_close`.
+    Calls the function once, with every region run both ways and compared by `torch.testing.assert_close`. A difference has
+    `kernel`, `position` (which region, from 0) and `what`.
+
+    >>> import torch, tracejit
+    >>> tracejit.bisect(lambda x: torch.tanh(x) * 2, torch.randn(64)) is None
+    True
     """
     options = _compiled(fn).options
     comparing = [ComparingExecutor(e) for e in resolve(options.executors, TORCH, options.executor_options)[:-1]]

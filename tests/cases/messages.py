@@ -333,6 +333,13 @@ def warns_instead_of_raising():
     return tracejit.jit(branches_on_a_sum)(x())
 
 
+@use
+def warns_of_many_compiles():
+    jitted = tracejit.jit(lambda x, n: x * n)
+    for n in range(12):
+        jitted(x(), n)
+
+
 # ------------------------------------------------------------ options and executors
 
 @use

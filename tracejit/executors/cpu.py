@@ -32,6 +32,11 @@ class CpuExecutor(Executor):
     allow_single_op_fusion: make a kernel of a region of one call too.
     kernel_cache: the directory of compiled kernels; None: the user's cache directory.
     max_region_ops: a region has no more calls, views not counted.
+
+    >>> import torch, tracejit
+    >>> f = tracejit.jit(torch.relu, executors=[tracejit.CpuExecutor(allow_single_op_fusion=True)])
+    >>> f(torch.tensor([-1.0, 1.0])), len(f.kernels)
+    (tensor([0., 1.]), 1)
     """
 
     name = "cpu"

@@ -40,6 +40,12 @@ class CupyExecutor(Executor):
     allow_single_op_fusion: make a kernel of a region of one call too.
     kernel_cache: the directory of compiled kernels; None: the user's cache directory.
     max_region_ops: a region has no more calls, views not counted.
+
+    Without CuPy, NVRTC or a device its calls run as ops of torch, after one `FallbackWarning`.
+
+    >>> import torch, tracejit
+    >>> tracejit.jit(lambda x: x.relu() * 2, executors=[tracejit.CupyExecutor(), "cpu"])(torch.ones(2))
+    tensor([2., 2.])
     """
 
     name = "cupy"

@@ -150,7 +150,12 @@ class DiskCache:
 
 def cache_dir() -> Path:
     """The directory in which compiled kernels are kept: `tracejit/kernels` below XDG_CACHE_HOME or ~/.cache, or a temporary
-    one for this process where others may write there."""
+    one for this process where others may write there.
+
+    >>> import tracejit
+    >>> tracejit.cache_dir().is_dir()
+    True
+    """
     return DiskCache().directory
 
 

@@ -10,7 +10,8 @@ from ..ir.trace import BoundSymbol
 
 
 class Executor:
-    """Runs calls. Subclass it, give it a `name`, and register an instance with `tracejit.register_executor`.
+    """Runs calls. Subclass it, give it a `name`, and pass an instance to `jit`, or its name once
+    `tracejit.register_executor` knows it.
 
     `can_execute(bsym)` says whether it takes a call. `execute(bsym)` returns the call that runs instead: a BoundSymbol
     with the same output proxies. It may read only the arguments and write only what the call writes.
@@ -20,6 +21,18 @@ class Executor:
     outputs. None: not as one kernel. What a region may hold is told in `tracejit.partition.regions`. `finish(regions)` is
     asked once all regions of a program are known, and returns them ready to run. None: the program is to be partitioned anew,
     by what `can_fuse` says now.
+
+    >>> import torch, tracejit
+    >>> class Watch(tracejit.Executor):
+    ...     name, seen = "watch", []
+    ...     def can_execute(self, bsym):
+    ...         self.seen.append(bsym.sym.name)
+    ...         return False                               # torch runs it
+    >>> watch = Watch()
+    >>> tracejit.jit(lambda x: (x + 1).sum(), executors=[watch])(torch.ones(2))
+    tensor(4.)
+    >>> watch.seen
+    ['aten.add.Tensor', 'aten.sum.default']
     """
 
     name: str = ""
@@ -31,12 +44,15 @@ class Executor:
         return True
 
     def can_execute(self, bsym: BoundSymbol) -> bool:
+        """Does it take this call, by itself?"""
         raise NotImplementedError
 
     def execute(self, bsym: BoundSymbol) -> BoundSymbol:
+        """The call that runs instead of one that it took, with the same output proxies."""
         return bsym
 
     def can_fuse(self, bsym: BoundSymbol) -> bool:
+        """May this call be part of a region?"""
         return False
 
     def why_not(self, bsym: BoundSymbol) -> str:
@@ -44,9 +60,11 @@ class Executor:
         return "" if self.can_fuse(bsym) else f"executor {self.name!r} does not fuse {bsym.sym.name}"
 
     def fuse(self, region: BoundSymbol) -> Optional[BoundSymbol]:
+        """The region with `sym.fn` what runs it, or None: its calls then run one by one."""
         return None
 
     def finish(self, regions: list[BoundSymbol]) -> Optional[list[BoundSymbol]]:
+        """All regions of a program, ready to run; None: form them anew."""
         return regions
 
     def with_numerics(self, numerics: str) -> "Executor":
@@ -67,7 +85,11 @@ def register_executor(executor: Executor, *, default: bool = False) -> Executor:
     """Make an executor known by its name. default: ask it in every `jit` that names no executors,
     before those that are asked there already.
 
-    TraceError when it has no name, or one that is taken by another class.
+    Returns the executor. TraceError when it has no name, or one that is taken by another class.
+
+    >>> import tracejit
+    >>> tracejit.register_executor(tracejit.CpuExecutor()).name
+    'cpu'
     """
     if not isinstance(executor, Executor) or not executor.name:
         raise TraceError(f"{executor!r} is not an Executor with a name: "
@@ -82,7 +104,12 @@ def register_executor(executor: Executor, *, default: bool = False) -> Executor:
 
 
 def get_executor(name: str) -> Executor:
-    """The executor of this name; TraceError naming those that exist."""
+    """The executor of this name; TraceError naming those that exist.
+
+    >>> import tracejit
+    >>> tracejit.get_executor("cpu").allow_single_op_fusion
+    False
+    """
     if name not in _registered:
         raise TraceError(f"no executor is named {name!r}; there are {', '.join(sorted(_registered))}. "
                          "Register others with tracejit.register_executor")
@@ -90,7 +117,12 @@ def get_executor(name: str) -> Executor:
 
 
 def default_executors() -> tuple[Executor, ...]:
-    """Those asked when `jit` names none, in order."""
+    """Those asked when `jit` names none, in order.
+
+    >>> import tracejit
+    >>> [e.name for e in tracejit.default_executors()]
+    ['cpu']
+    """
     return tuple(_registered[n] for n in _defaults)
 
 

@@ -26,7 +26,15 @@ _TENSOR, _NUMBER = "Tensor", "number"
 
 @dataclass(frozen=True, eq=False)
 class FusionValue:
-    """A tensor, a number or a list of tensors in the definition of a `Fusion`. `value[n]` is an element of a list."""
+    """A tensor, a number or a list of tensors in the definition of a `Fusion`. `value[n]` is an element of a list.
+
+    >>> import torch, tracejit
+    >>> with tracejit.Fusion() as f:
+    ...     halves = f.ops.split(f.tensor(ndim=1, dtype=torch.int64), 2)
+    ...     f.output(f.ops.mul(halves[0], halves[1]))
+    >>> f(torch.arange(4))
+    tensor([0, 3])
+    """
 
     fusion: Fusion = field(repr=False)
     name: str
@@ -128,7 +136,7 @@ class Fusion:
         self._compiled = self._jitted()
 
     def tensor(self, ndim: int, dtype: torch.dtype = torch.float32) -> FusionValue:
-        """The next argument: a tensor of `ndim` dims of any sizes and strides, of this dtype."""
+        """The next argument: a tensor of `ndim` dims of any sizes and strides, of this dtype, on any device."""
         if type(ndim) is not int or ndim < 0 or not isinstance(dtype, torch.dtype):
             raise _misuse(f"f.tensor(ndim={ndim!r}, dtype={dtype!r}): ndim is a number of dims, dtype a torch.dtype")
         return self._input(_TENSOR, dtype, ndim)

@@ -47,7 +47,19 @@ class Modes(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class BoundSymbol:
-    """One call: `output = sym(*args, **kwargs)`."""
+    """One call: `output = sym(*args, **kwargs)`, of tensor proxies and Python constants.
+
+    sym: the operation; `sym.name` is its full name, `sym.packet` that without namespace and overload. source: the user's line.
+    subsymbols: what it is made of; executor: who runs it, "" before one took it. A proxy has `name`, `shape`, `stride`,
+    `dtype`, `device` and `offset` (in elements), and `storage`, a number that is equal for tensors that share memory.
+
+    >>> import torch, tracejit
+    >>> f = tracejit.jit(lambda x: x.add_(1) * 2)
+    >>> _ = f(torch.ones(2, 3))
+    >>> add, mul = f.last_traces[1].bound_symbols
+    >>> add.sym.name, add.args, add.written == [add.args[0]], mul.output.shape
+    ('aten.add_.Tensor', (x: f32[2, 3], 1), True, (2, 3))
+    """
 
     sym: Symbol
     args: tuple
@@ -61,6 +73,7 @@ class BoundSymbol:
 
     @cached_property
     def flat_args(self) -> list:
+        """The leaves of `args` and `kwargs`, in order."""
         return flat_leaves((*self.args, *self.kwargs.values()))
 
     def arguments(self, leaves: Iterable) -> tuple[tuple, dict]:
@@ -74,14 +87,17 @@ class BoundSymbol:
 
     @cached_property
     def tensor_args(self) -> list[TensorProxy]:
+        """The tensors among the arguments, in order, as often as they are given."""
         return [a for a in self.flat_args if isinstance(a, TensorProxy)]
 
     @cached_property
     def flat_outputs(self) -> list:
+        """The leaves of `output`, in order."""
         return flat_leaves((self.output,))
 
     @cached_property
     def tensor_outputs(self) -> list[TensorProxy]:
+        """The tensors among them."""
         return [o for o in self.flat_outputs if isinstance(o, TensorProxy)]
 
     @cached_property
@@ -133,7 +149,19 @@ class BoundSymbol:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """A program at one stage. `output` is flat: the leaves of the result, then the values written to Python state."""
+    """A program at one stage. `output` is flat: the leaves of the result, then the values written to Python state.
+
+    stage: what made it; previous: the stage that it was made from; seconds: how long that took. `str` is Python that runs.
+
+    >>> import torch, tracejit
+    >>> f = tracejit.jit(lambda x: x[0].add_(1), name="f")
+    >>> _ = f(torch.ones(2, 3))
+    >>> [t.stage for t in f.last_traces][:4]
+    ['calls', 'ops', 'unroll', 'functionalize']
+    >>> last = f.last_traces[-1]
+    >>> last.stage, last.count("copy_"), [p.name for p in last.inputs]
+    ('partition', 1, ['x'])
+    """
 
     stage: str
     inputs: tuple[TensorProxy, ...]
@@ -145,10 +173,12 @@ class Trace:
     notes: dict = field(default_factory=dict)
 
     def replace(self, **changes: Any) -> "Trace":
+        """The trace with other fields: traces are frozen."""
         return replace(self, **changes)
 
     @cached_property
     def tensor_results(self) -> list[TensorProxy]:
+        """The tensors among `output`."""
         return [o for o in self.output if isinstance(o, TensorProxy)]
 
     @property
