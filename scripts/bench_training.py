@@ -1,0 +1,80 @@
+"""Forward and backward of whole models: the models and columns of `bench_models`, with gradients of all parameters.
+
+The loss is the mean square of the first output. The gradients are compared with eager's first.
+"""
+import tempfile
+from dataclasses import dataclass
+
+import torch
+
+from bench_models import MODELS, build, processor_seconds, without_names
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Seconds of a forward and backward pass; `first`, `work`, `again` as in `bench_models`; `kernels`: of both passes."""
+    name: str
+    eager: float
+    tracejit: float
+    first: float
+    work: float
+    again: float
+    kernels: int
+
+
+def loss_of(model):
+    def loss(**inputs):
+        return next(o for o in model(**inputs).values() if isinstance(o, torch.Tensor)).square().mean()
+    return loss
+
+
+def step_of(loss, model, inputs):
+    """(a function of positional arguments that leaves gradients in the parameters, those arguments)."""
+    call, values = without_names(loss, inputs)
+
+    def step(*values):
+        model.zero_grad()
+        call(*values).backward()
+    return step, values
+
+
+def gradients(model, step, values):
+    step(*values)
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def train(name, opts):
+    from timing import compile_with_tracejit, seconds, take_turns
+    model, inputs = build(name)
+    loss = loss_of(model)
+    steps = [step_of(loss, model, inputs)]
+    wanted, taken = gradients(model, *steps[0]), []
+    with tempfile.TemporaryDirectory() as kernels:
+        for _ in range(2):                                     # the second finds the kernels of the first
+            jitted = compile_with_tracejit(loss, kernels)
+            steps[1:] = [step_of(jitted, model, inputs)]
+            before = processor_seconds()
+            taken += [seconds(*steps[1]), processor_seconds() - before]
+    if jitted.replayed_because:
+        raise RuntimeError(f"{name} is replayed: {jitted.replayed_because}")
+    found = gradients(model, *steps[1])
+    for key in wanted.keys() | found.keys():
+        torch.testing.assert_close(found[key], wanted[key], rtol=1e-3, atol=1e-4, msg=lambda m: f"{name} {key}: {m}")
+    for step in steps:
+        seconds(*step, 3)
+    return Trained(name, *take_turns(steps, opts.samples, 2, opts.quantile), *taken[:3], len(jitted.kernels))
+
+
+def training(opts):
+    from timing import in_units
+    heads = ["eager", "tracejit", "x eager", "kernels", "first", "work", "again"]
+    print(f"\n{'whole model, forward and backward':36}" + "".join(f"{head:>11}" for head in heads))
+    rows = []
+    for name in MODELS:
+        if opts.only not in name:
+            continue
+        with torch.enable_grad():
+            rows.append(m := train(name, opts))
+        cells = [in_units(m.eager), in_units(m.tracejit), f"{m.eager / m.tracejit:.2f}", m.kernels, *map(in_units, (m.first, m.work, m.again))]
+        print(f"{m.name:36}" + "".join(f"{cell:>11}" for cell in cells), flush=True)
+    return rows
