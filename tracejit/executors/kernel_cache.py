@@ -48,7 +48,7 @@ def compiler() -> tuple[str, ...]:
     for candidate in ([named] if named else [["cc"], ["gcc"], ["clang"]]):
         if candidate and shutil.which(candidate[0]):
             return (shutil.which(candidate[0]), *candidate[1:])
-    raise NoCompiler(f"no C compiler: {' '.join(named) or 'cc, gcc, clang'} not found")
+    raise NoCompiler(f"no C compiler: {' '.join(named) or 'cc, gcc, clang'} not found. Install one, or name it in CC")
 
 
 @lru_cache(None)
