@@ -112,12 +112,14 @@ def test_examples_in_docstrings(name):
             assert not failed, "".join(messages)
 
 
-def test_jit_has_an_example():
-    assert any(test.examples for test in doctest.DocTestFinder().find(tracejit.jit, "jit"))
+@pytest.mark.parametrize("name", tracejit.__all__)
+def test_public_names_have_an_example(name):
+    assert ">>> " in (getattr(tracejit, name).__doc__ or "")
 
 
-def test_public_names_have_docstrings():
-    assert not [name for name in tracejit.__all__ if not (getattr(tracejit, name).__doc__ or "").strip()]
+def test_the_api_reference_is_that_of_the_docstrings():
+    script = runpy.run_path(str(ROOT / "scripts" / "api_reference.py"))
+    assert script["page"]() == script["PAGE"].read_text(), "python scripts/api_reference.py writes it anew"
 
 
 def private_names_used():
