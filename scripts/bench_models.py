@@ -6,12 +6,13 @@ compilers included: on a machine that others use it says more than the clock.
     python scripts/bench_models.py MODEL KERNELS     one new process: seconds of import, jit and first call, over eager's
 """
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
@@ -141,39 +142,44 @@ def models(opts):
 
 # -- new processes ---------------------------------------------------------------------------------
 
+PROCESSES = ("nothing on disk", "kernels anew", "all on disk")         # what a new process finds of the compiler's files
+
+
 @dataclass(frozen=True)
 class Process:
-    """Seconds that a new process spends on `import tracejit`, jit and the first call, beyond a call of eager's; and `work`."""
+    """Seconds that a new process spends on `import tracejit`, jit and the first call, beyond a call of eager's: (clock, processor)
+    for each of PROCESSES."""
     name: str
-    cold: float
-    warm: float
-    cold_work: float
-    warm_work: float
+    seconds: tuple
 
 
-def added_seconds(name, kernels):
-    """Of a new process: what tracejit adds to `import torch` and the eager call, on the clock and in processor time."""
-    done = subprocess.run([sys.executable, __file__, name, kernels], capture_output=True, text=True, check=True)
-    return [float(value) for value in done.stdout.split()[-2:]]
+def added_seconds(name, home, kernels):
+    """Of a new process: what tracejit adds to `import torch` and the eager call, on the clock and in processor time.
+
+    home: where it keeps what is compiled once for a machine, and Python's compiled modules; kernels: those of the program.
+    """
+    environment = {**os.environ, "XDG_CACHE_HOME": home, "PYTHONPYCACHEPREFIX": f"{home}/python"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    done = subprocess.run([sys.executable, __file__, name, kernels], capture_output=True, text=True, check=True, env=environment)
+    return tuple(float(value) for value in done.stdout.split()[-2:])
 
 
 def processes(opts):
     from timing import in_units
-    print(f"\n{'new process: import, jit, first call, over eager':64}{'cold':>12}{'warm cache':>12}{'cold work':>12}{'warm work':>12}")
+    print(f"\n{'new process: import, jit, first call, over eager':50}" + "".join(f"{which:>24}" for which in PROCESSES))
+    print(" " * 50 + f"{'clock':>12}{'processor':>12}" * len(PROCESSES))
     rows = []
     for name in PROGRAMS:
-        cold, warm = [], []
-        for _ in range(3 if name == "three ops" else 1):
-            with tempfile.TemporaryDirectory() as kernels:
-                cold.append(added_seconds(name, kernels))
-                warm.append(added_seconds(name, kernels))
-        rows.append(Process(name, *(statistics.median(times) for which in (0, 1) for times in (column(cold, which), column(warm, which)))))
-        print(f"  {name:62}" + "".join(f"{in_units(t):>12}" for t in astuple(rows[-1])[1:]), flush=True)
+        taken = []
+        with tempfile.TemporaryDirectory() as home:
+            added_seconds(name, home, home)                    # Python compiles the modules
+            for n in range(5 if name == "three ops" else 1):
+                shutil.rmtree(f"{home}/tracejit")
+                taken.append([added_seconds(name, home, f"{home}/{n}"), added_seconds(name, home, f"{home}/{n} anew"),
+                              added_seconds(name, home, f"{home}/{n} anew")])
+        rows.append(Process(name, tuple(tuple(map(statistics.median, zip(*column))) for column in zip(*taken))))
+        print(f"  {name:48}" + "".join(f"{in_units(t):>12}" for column in rows[-1].seconds for t in column), flush=True)
     return rows
-
-
-def column(rows, which):
-    return [row[which] for row in rows]
 
 
 def new_process(name, kernels):

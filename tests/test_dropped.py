@@ -92,4 +92,4 @@ def test_jits_made_and_dropped_leave_nothing(program, full):
     blocks(5)
     jits = 250 if full else 5
     (objects, before), (more, after) = blocks(2), blocks(jits)
-    assert more - objects < jits + 100 and after - before < 8 * jits + 1000      # one jit is thousands
+    assert more - objects < jits + 100 and after - before < 8 * jits + 1000      # one jit is hundreds and a thousand
