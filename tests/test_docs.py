@@ -178,3 +178,15 @@ def test_links_and_scripts_exist(document):
     linked = [document.parent / link for link in re.findall(r"\]\(([^)#:]+)\)", text)]
     called = [ROOT / path for path in re.findall(r"\b(?:scripts|tests|tracejit)/[\w/]+\.(?:py|sh)\b", text)]
     assert not [str(path) for path in linked + called if not path.exists()]
+
+
+def test_reports_that_the_comparison_cites_have_programs():
+    programs_of = "".join(path.read_text() for path in (ROOT / "tests" / "cases").glob("*.py"))
+    cited = re.findall(r"github\.com/[\w/-]+/issues/(\d+)", (ROOT / "docs" / "comparison.md").read_text())
+    assert cited and not [number for number in cited if f"#{number}" not in programs_of]
+
+
+def test_the_readme_links_every_document_and_notebook():
+    linked = set(re.findall(r"\]\(((?:docs|notebooks)/[\w.]+)", README.read_text()))
+    there = {str(path.relative_to(ROOT)) for path in (*ROOT.glob("docs/*.md"), *ROOT.glob("notebooks/*.ipynb"))}
+    assert linked == there
