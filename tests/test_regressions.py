@@ -365,3 +365,16 @@ def test_it_runs_and_compiles_in_a_forked_process():
     if child == 0:
         os._exit(0 if fn(torch.ones(2)).sum() == 4 and fn(torch.ones(3, 2)).sum() == 12 else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_flipping_a_dim_of_one_element_keeps_the_strides():
+    x = torch.arange(12).view(3, 4).t()[None, ..., None]
+    assert tracejit.jit(lambda x: x.flip(0), fallback="error")(x).stride() == x.flip(0).stride()
+
+
+def test_a_constant_and_its_bytes_are_read_in_one_kernel():
+    def f(x):
+        x.fill_(1.5)
+        return x.view(torch.int32) ^ 3
+    x, y = torch.zeros(1, 5), torch.zeros(1, 5)
+    assert torch.equal(tracejit.jit(f, executors=["cpu"], fallback="error")(x), f(y)) and torch.equal(x, y)

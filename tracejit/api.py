@@ -307,7 +307,7 @@ def _name_of(fn: Callable, chosen: Optional[str]) -> str:
 
 def _defined_at(fn: Callable) -> str:
     """Where a function of the user's is, for messages that have no line of its own; "" for others."""
-    fn = fn.func if isinstance(fn, functools.partial) else type(fn).forward if isinstance(fn, torch.nn.Module) else fn
+    fn = fn.func if isinstance(fn, functools.partial) else getattr(type(fn), "forward", None) if isinstance(fn, torch.nn.Module) else fn
     code = getattr(fn, "__code__", None) or getattr(type(fn).__call__, "__code__", None)
     known = code is not None and is_user_file(code.co_filename)
     return f"{code.co_filename}:{code.co_firstlineno}, where {code.co_name} is defined" if known else ""

@@ -56,8 +56,8 @@ class Values:
         if maker is None or not self.here(maker):
             return self.load(p, index)
         root = self.region.roots[p.storage]
-        if root.dtype is not p.dtype:
-            raise CannotLower(f"{p.name} is a view of {root.name} under another dtype", reader.position)
+        if root.dtype is not p.dtype:                          # made outside, as such views are, of what is made here once more
+            return self.load(p, index)
         if p is not root:
             index = self._in_root(p, root, index, reader)
         return self._computed(maker, index, self.region.output_number(p.storage))

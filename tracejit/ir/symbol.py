@@ -39,7 +39,7 @@ SCHEMAS_THAT_LIE: dict[Any, Callable[[tuple], tuple[int, ...]]] = {
 
 # Ops whose descriptions without data (fake tensors) do not tell the strides that CPU kernels choose for arguments that are
 # not contiguous: found by comparing them over torch's op database, with arguments laid out in several ways.
-LAYOUTS_THAT_LIE = frozenset("""roll channel_shuffle copysign div floor_divide heaviside ldexp log_sigmoid_forward logaddexp
+LAYOUTS_THAT_LIE = frozenset("""roll flip channel_shuffle copysign div floor_divide heaviside ldexp log_sigmoid_forward logaddexp
     logaddexp2 logical_and logical_or logical_xor native_batch_norm native_dropout_backward normal special_xlog1py xlogy pow
     _native_batch_norm_legit max_unpool2d""".split())
 
