@@ -3,6 +3,8 @@ import os
 import resource
 import signal
 import stat
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -18,7 +20,7 @@ from torch.utils.data import DataLoader
 import tracejit
 from tracejit.errors import FallbackWarning
 from tracejit.executors.cpu import CpuExecutor
-from tracejit.executors.kernel_cache import KernelCache
+from tracejit.executors.kernel_cache import KernelCache, PartInC
 
 pytestmark = [pytest.mark.compiler, pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")]
 
@@ -154,6 +156,54 @@ def test_an_interrupt_leaves_a_usable_jit(tmp_path, full):
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert stopped > moments // 4
+
+
+# ------------------------------------------------------------ parts in C, compiled beside Python
+
+@pytest.fixture
+def part(tmp_path, monkeypatch, compiler_from_environment):
+    """`part(delay)`: one that is begun, by a compiler that waits that long."""
+    def begun(delay):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        (tmp_path / "part.c").write_text("int answer(void) { return 42; }")
+        script = tmp_path / "cc"
+        script.write_text(f'#!/bin/sh\n[ "$1" = --version ] || sleep {delay}\nexec cc "$@"\n')
+        script.chmod(0o755)
+        compiler_from_environment(script)
+        made = PartInC(tmp_path / "part.c")
+        made.begin()
+        return made
+    yield begun
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.name.count(".") > 1]
+
+
+def test_a_part_in_c_is_waited_for(part):
+    begun = part(0.2)
+    begun.begin()
+    assert not begun.ready() and begun.load().answer() == 42 and begun.ready()
+    assert begun._cache.built == 1 and begun.load().answer() == 42
+
+
+def test_a_part_in_c_whose_compiler_was_killed_is_compiled_again(part):
+    begun = part(0.2)
+    begun._building.process.kill()
+    assert begun.load().answer() == 42
+
+
+def test_a_fork_of_a_process_that_compiles_a_part_in_c_compiles_its_own(part):
+    begun = part(0.3)
+
+    def child():
+        assert begun.ready() and begun.load().answer() == 42
+    forked = in_child(child)
+    assert begun.load().answer() == 42 and ended_well(forked)
+
+
+def test_a_process_that_ends_leaves_no_half_of_a_part_in_c(tmp_path):
+    program = "import tracejit, torch; tracejit.jit(torch.relu)"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    assert subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True).stderr == ""
+    assert [path.suffix for path in sorted((tmp_path / "tracejit" / "kernels").glob("*.*"))] == [".c", ".so"] * 2
 
 
 # ------------------------------------------------------------ processes

@@ -1,15 +1,29 @@
 """tracejit: a tracing JIT for PyTorch programs that mutate tensors. See `tracejit.jit`."""
-from .api import CacheInfo, CompiledFunction, CompiledModule, bisect, explain, jit, last_traces
-from .errors import FallbackWarning, InplaceCopyError, RetraceWarning, TraceError, UnsupportedError
-from .executors.cpu import CpuExecutor
-from .executors.cupy import CupyExecutor
-from .executors.disk_cache import cache_dir
-from .executors.registry import Executor, default_executors, get_executor, register_executor
-from .executors.torch_fallback import TORCH as _TORCH
-from .interfaces.export import functionalize
-from .interfaces.fusion import Fusion, FusionValue
-from .ir.trace import BoundSymbol, Trace
-from .offline import Lowered, lower
+import importlib as _importlib
+
+from .capture.collector import collector_paused as _collector_paused
+
+with _collector_paused():                                      # what is imported stays
+    from .api import CacheInfo, CompiledFunction, CompiledModule, bisect, explain, jit, last_traces
+    from .errors import FallbackWarning, InplaceCopyError, RetraceWarning, TraceError, UnsupportedError
+    from .executors.cpu import CpuExecutor
+    from .executors.cupy import CupyExecutor
+    from .executors.disk_cache import cache_dir
+    from .executors.registry import Executor, default_executors, get_executor, register_executor
+    from .executors.torch_fallback import TORCH as _TORCH
+    from .ir.trace import BoundSymbol, Trace
+
+_LATER = {"Fusion": "interfaces.fusion", "FusionValue": "interfaces.fusion", "Lowered": "offline",
+          "functionalize": "interfaces.export", "lower": "offline"}                # imported when they are first named
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = getattr(_importlib.import_module(f".{_LATER[name]}", __name__), name)
+    return globals()[name]
+
+
 
 register_executor(_TORCH)
 register_executor(CpuExecutor(), default=True)

@@ -3,35 +3,37 @@ from __future__ import annotations
 
 import copy
 import functools
-import keyword
 import sys
 import warnings
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import torch
 
 from .capture import function_level
+from .capture.collector import collector_paused
 from .capture.changing import FloatArguments, Places
 from .capture.guards import EntryTable
 from .capture.inputs import CallInputs
 from .capture.modes import capture_is_hindered, hindrance, mode_key
+from .capture.naming import defined_at, name_of
 from .capture.retraces import MANY, Retraces
-from .capture.handlers import is_user_file
-from .capture.tracer import Capture, capture, collector_paused, user_frame
+from .capture.tracer import Capture, capture, user_frame
 from .errors import EagerRefuses, FallbackWarning, RetraceWarning, UnsupportedError
 from .executors.registry import resolve
 from .executors.torch_fallback import TORCH
-from .inspection.bisect import ComparingExecutor, Difference
-from .inspection.explain import Explanation, explanation
-from .inspection.kernels import Kernel, kernels_of
 from .ir.trace import Trace
 from .options import Options, log_topics, make_options
 from .pipeline import lower
 from .runtime.call_core import Calls, called_in_c, hits, paused
-from .runtime.compile_lock import CompileLock
+from .executors.compile_lock import CompileLock
 from .runtime.entry import Entry, make_entry, trimmed
 from .runtime.program import stack_level
+
+if TYPE_CHECKING:                                              # opened when they are asked for
+    from .inspection.bisect import Difference
+    from .inspection.explain import Explanation
+    from .inspection.kernels import Kernel
 
 _capture_lock = CompileLock()
 
@@ -75,7 +77,7 @@ class CompiledFunction:
         functools.update_wrapper(self, fn, updated=())
         self.__wrapped__ = fn
         self.options = options
-        self.name = _name_of(fn, options.name)
+        self.name = name_of(fn, options.name)
         self.last_traces: list[Trace] = []
         self.last_backward_traces: list[Trace] = []
         self.replayed_because = ""           # why the latest compile replays the program under autograd, call by call
@@ -111,7 +113,7 @@ class CompiledFunction:
         if function_level.active() is not None:                # jit inside jit is part of the outer program
             return self.__wrapped__(*args, **kwargs)
         if capture_is_hindered():
-            return self._run_eagerly(args, kwargs, UnsupportedError(hindrance(), where=_defined_at(self.__wrapped__)))
+            return self._run_eagerly(args, kwargs, UnsupportedError(hindrance(), where=defined_at(self.__wrapped__)))
         inputs = CallInputs(args, kwargs)
         modes = mode_key()
         opened = inputs
@@ -123,6 +125,7 @@ class CompiledFunction:
                     self._hits += 1
                     if in_c is not None and opened is inputs:
                         self._calls.register(self, in_c, group, inputs, tensors, entry)
+                    self._calls.attach(self)
                     return entry.run(tensors, opened)
         return self._first_call(opened, (opened.key, modes))
 
@@ -133,7 +136,7 @@ class CompiledFunction:
             with _capture_lock, paused(), collector_paused():
                 entry, tensors = self._compile(inputs, key)
         except UnsupportedError as error:
-            error.place(_defined_at(self.__wrapped__))
+            error.place(defined_at(self.__wrapped__))
             self._eager[key] = UnsupportedError(*error.args)   # without the traceback, which holds the arguments
             return self._run_eagerly(inputs.args, inputs.kwargs, error)
         except _ProgramError as failed:
@@ -163,6 +166,7 @@ class CompiledFunction:
         self.last_traces, self.replayed_because = lowered.traces, lowered.replayed
         self.last_backward_traces = lowered.backward.traces if lowered.backward is not None else []
         self._misses += 1
+        self._calls.attach(self)
         if "recompiles" in log_topics():
             print(f"tracejit: {self.name} compiled for entry {self._misses}: {why}", file=sys.stderr)
         if self._misses > MANY and not self._warned_of_retraces:
@@ -211,6 +215,7 @@ class CompiledFunction:
     @property
     def kernels(self) -> list[Kernel]:
         """The kernels of the latest compile, in the order in which they run, those of the backward pass last."""
+        from .inspection.kernels import kernels_of
         return [*kernels_of(self.last_traces), *kernels_of(self.last_backward_traces)]
 
     def cache_info(self) -> CacheInfo:
@@ -296,23 +301,6 @@ def _jit_module(module: torch.nn.Module, options: Options) -> torch.nn.Module:
     return wrapped
 
 
-def _name_of(fn: Callable, chosen: Optional[str]) -> str:
-    """A name that the text of a trace can give its function."""
-    fn = fn.func if isinstance(fn, functools.partial) else fn
-    name = chosen or getattr(fn, "__name__", type(fn).__name__)
-    if not name.isidentifier() or keyword.iskeyword(name):
-        name = "program" if chosen is None else "".join(c if c.isalnum() else "_" for c in f"program_{name}")
-    return f"{name}_" if name in ("torch", "inf", "nan", "complex", "slice") else name
-
-
-def _defined_at(fn: Callable) -> str:
-    """Where a function of the user's is, for messages that have no line of its own; "" for others."""
-    fn = fn.func if isinstance(fn, functools.partial) else getattr(type(fn), "forward", None) if isinstance(fn, torch.nn.Module) else fn
-    code = getattr(fn, "__code__", None) or getattr(type(fn).__call__, "__code__", None)
-    known = code is not None and is_user_file(code.co_filename)
-    return f"{code.co_filename}:{code.co_firstlineno}, where {code.co_name} is defined" if known else ""
-
-
 def jit(fn: Optional[Callable] = None, **options: Any) -> Any:
     """Make a PyTorch function or module fast without changing what it means.
 
@@ -391,6 +379,7 @@ def explain(fn: Callable, *args: Any, **kwargs: Any) -> Explanation:
     >>> tracejit.explain(tracejit.jit(f, executors=["cpu"]), torch.zeros(4, 4)).summary
     '2 kernels, 0 calls one by one, 1 writes, 1 compiled entries'
     """
+    from .inspection.explain import explanation
     known = _compiled(fn)
     fresh = CompiledFunction(known.__wrapped__, replace(known.options, fallback="error"))
     eager = ""
@@ -413,6 +402,7 @@ def bisect(fn: Callable, *args: Any, **kwargs: Any) -> Optional[Difference]:
     >>> tracejit.bisect(lambda x: torch.tanh(x) * 2, torch.randn(64)) is None
     True
     """
+    from .inspection.bisect import ComparingExecutor
     options = _compiled(fn).options
     comparing = [ComparingExecutor(e) for e in resolve(options.executors, TORCH, options.executor_options)[:-1]]
     CompiledFunction(_compiled(fn).__wrapped__, replace(options, executors=tuple(comparing), executor_options=None))(*args, **kwargs)

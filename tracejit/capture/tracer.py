@@ -6,7 +6,6 @@ Guaranteed: no real tensor was read or written, no generator advanced, and Pytho
 """
 from __future__ import annotations
 
-import gc
 import inspect
 import keyword
 import sys
@@ -26,6 +25,7 @@ from .fakes import NEEDS_DATA, Fakes, is_fake, quiet_logs
 from .function_level import FunctionLevel, RecordedStorage, function_level
 from .handlers import is_user_file
 from .changing import Places
+from .collector import collector_paused
 from .guards import ARGUMENT, GRAD, NUMBER, STATE, Guards, InputSource
 from .gradients_inside import refuse_hidden_hooks, used_up
 from .inputs import CallInputs, any_overlap, argument_names
@@ -39,19 +39,6 @@ from .result_views import ResultView
 from .structure import PLAIN, Structure, flatten
 
 AUTOGRAD = "autograd"
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Inside, nothing is collected: callbacks and finalizers are not the program's, and a collection costs a tenth of a second
-    where much is loaded."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 _BY_REFERENCE = (type, type(inspect), type(len), type(lambda: 0), torch.Size, frozenset)

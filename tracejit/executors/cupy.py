@@ -10,13 +10,12 @@ import importlib
 import warnings
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import torch
 from torch.autograd.graph import increment_version
 
 from ..codegen.calls import call_of
-from ..codegen.cuda_source import CudaSource, Launch, cuda_source
 from ..codegen.kernel import CannotLower
 from ..codegen.lower import length
 from ..errors import FallbackWarning
@@ -29,6 +28,9 @@ from .cubins import CubinCache
 from .fusible import MOST_CALLS, can_lower
 from .launch import CompiledRegion
 from .registry import Executor
+
+if TYPE_CHECKING:                                              # opened when there is a CUDA region
+    from ..codegen.cuda_source import CudaSource, Launch
 
 ALIGNED = 16                 # bytes that every buffer must begin at a multiple of
 LONGEST = 400                # instructions of one region: twenty-five sines take NVRTC about two seconds
@@ -95,6 +97,7 @@ class CupyExecutor(Executor):
 
 def kernels_of(region: BoundSymbol) -> Optional[CudaSource]:
     """None: several would compile sooner. Raises CannotLower when some call has no lowering."""
+    from ..codegen.cuda_source import cuda_source
     try:
         source = cuda_source(region)
     except RecursionError:                                     # a value that hangs on hundreds of others, one on the next
@@ -210,6 +213,7 @@ class CudaRegion:
         if not any(start % ALIGNED for start in starts):
             return self._program
         if self._scalar is None:
+            from ..codegen.cuda_source import cuda_source
             self._scalar = _Program(cuda_source(self.region, aligned=False), self.cache, self.device)
         return self._scalar
 

@@ -6,71 +6,23 @@ The key is source, flags, compiler version and processor. The source of a file s
 """
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import os
-import platform
-import shutil
-import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional, Sequence, Union
 
 from ..codegen.source import Source, together
-from ..options import compiler_command
+from .compile_lock import CompileLock
+from .compiler import FLAGS, TIMEOUT, Building, CompilerError, HungCompiler, NoCompiler, begin, compiler, machine, width_flags
 from .disk_cache import DiskCache
 
-TIMEOUT = 120                # seconds that the compiler may take
-FLAGS = ("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-march=native", "-fno-math-errno", "-fno-trapping-math",
-         "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-fopenmp-simd", "-fPIC", "-shared", "-w", "-nostartfiles",
-         "-nostdlib")
-
-
-class CompilerError(Exception):
-    """No compiler, or one that failed or took too long; the message names the source file that was kept."""
-
-
-class NoCompiler(CompilerError):
-    """There is none, or it does not even tell its version."""
-
-
-class HungCompiler(CompilerError):
-    """It did not end in TIMEOUT seconds."""
-
-
-@lru_cache(None)
-def compiler() -> tuple[str, ...]:
-    """The command of the C compiler, from CC or the first of cc, gcc, clang that exists."""
-    named = compiler_command().split()
-    for candidate in ([named] if named else [["cc"], ["gcc"], ["clang"]]):
-        if candidate and shutil.which(candidate[0]):
-            return (shutil.which(candidate[0]), *candidate[1:])
-    raise NoCompiler(f"no C compiler: {' '.join(named) or 'cc, gcc, clang'} not found. Install one, or name it in CC")
-
-
-@lru_cache(None)
-def machine() -> str:
-    """What compiled code depends on besides its source: compiler version and processor."""
-    command = compiler()
-    try:
-        version = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=TIMEOUT, check=True).stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        raise NoCompiler(f"{' '.join(command)} --version failed: {error}") from error
-    flags = next((line for line in _cpuinfo().splitlines() if line.startswith(("flags", "Features"))), "")
-    return f"{command}\n{version}\n{platform.machine()}\n{flags}"
-
-
-def _cpuinfo() -> str:
-    path = Path("/proc/cpuinfo")
-    return path.read_text() if path.exists() else platform.processor()
-
-
-def width_flags() -> tuple[str, ...]:
-    """Whole vector registers where the processor has wide ones."""
-    return ("-mprefer-vector-width=512",) if "avx512f" in _cpuinfo() else ()
+__all__ = ["CompilerError", "HungCompiler", "KernelCache", "Library", "NoCompiler", "PartInC", "compiler", "machine"]
 
 
 def _processors() -> int:
@@ -182,21 +134,68 @@ class KernelCache:
 
     def _build(self, paths: Sequence[Path], text: str, more: tuple[str, ...] = ()) -> None:
         """Compile a text into one file with all these names."""
-        source = paths[0].with_suffix(f".{os.getpid()}.{threading.get_ident()}.c")
-        made = source.with_suffix(".tmp")
-        command = [*compiler(), *FLAGS, *width_flags(), *more, str(source), "-o", str(made), "-lm"]
+        self._keep(begin(paths[0], text, more), paths)
+
+    def _keep(self, building: Building, paths: Sequence[Path], seconds: float = TIMEOUT) -> None:
+        """What a compiler makes, when it is done, under these names."""
+        building.end(seconds)
         try:
-            source.parent.mkdir(mode=0o700, parents=True, exist_ok=True)       # somebody may have removed it
-            source.write_text(text)
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
-            if done.returncode or not made.exists():
-                raise CompilerError(f"{' '.join(command)} failed; the source is {source}:\n{done.stderr[-2000:]}")
-            self.disk.put(made, [path.name for path in paths])
-            os.replace(source, paths[0].with_suffix(".c"))
-        except (OSError, subprocess.TimeoutExpired) as error:
-            kind = HungCompiler if isinstance(error, subprocess.TimeoutExpired) else CompilerError
-            raise kind(f"{error}; the source is {source}") from error
+            self.disk.put(building.made, [path.name for path in paths])
+            os.replace(building.source, paths[0].with_suffix(".c"))
+        except OSError as error:
+            raise CompilerError(f"{error}; the source is {building.source}") from error
         finally:
-            made.unlink(missing_ok=True)
+            building.made.unlink(missing_ok=True)
         with self._counting:
             self.built += 1
+
+
+
+class PartInC:
+    """A part of tracejit itself, compiled once for a machine. `begin` starts the compiler and goes on; `load` waits for it."""
+
+    ENOUGH = 2               # seconds that a process which ends waits for it
+
+    def __init__(self, *files: Path, more: tuple[str, ...] = ()) -> None:
+        self.files, self.more = files, more
+        self._lock = CompileLock()
+        self._cache: Optional[KernelCache] = None
+        self._path: Optional[Path] = None
+        self._building: Optional[Building] = None
+
+    @cached_property
+    def text(self) -> str:
+        return "".join(file.read_text() for file in self.files)
+
+    def begin(self) -> None:
+        """Does nothing the second time, and leaves errors to `load`."""
+        with self._lock:
+            if self._cache is not None:
+                return
+            self._cache = KernelCache()
+            try:
+                self._path = self._cache._path(_key(self.text, self.more))
+                if not self._cache.disk.has(self._path.name):
+                    self._building = begin(self._path, self.text, self.more)
+                    atexit.register(self._end, self.ENOUGH)
+            except CompilerError:
+                pass
+
+    def ready(self) -> bool:
+        """Would `load` not wait for a compiler that works?"""
+        return self._cache is not None and (self._building is None or self._building.owner != os.getpid() or not self._building.running())
+
+    def load(self) -> ctypes.CDLL:
+        """The shared object. Raises CompilerError."""
+        self.begin()
+        self._end()
+        return self._cache.load(self.text, self.more)
+
+    def _end(self, seconds: float = TIMEOUT) -> None:
+        with self._lock:
+            building, self._building = self._building, None
+            if building is not None and building.owner == os.getpid():
+                try:
+                    self._cache._keep(building, [self._path], seconds)
+                except CompilerError:                          # an interrupt reached it, too: `load` tries again, and tells
+                    pass

@@ -23,12 +23,13 @@ from ..ir.trace import BoundSymbol
 from ..options import check_traces
 from ..torch_private import tensor_data_function
 from .buffers import maker
-from .kernel_cache import CompilerError, KernelCache
+from .kernel_cache import CompilerError, PartInC
 
 _KINDS = {1: IndexError, 2: RuntimeError, 3: RuntimeError, 4: IndexError, 5: RuntimeError, 6: ZeroDivisionError, 7: ArithmeticError, 8: ZeroDivisionError}
 ERRORS = {code: (kind, MESSAGES[code]) for code, kind in _KINDS.items()}
 UNLOCKED = 1 << 20           # bytes or operations from which other Python threads may run meanwhile
 _CALL = "tj_launch"
+LAUNCHER = PartInC(Path(__file__).parent / "launcher.c")
 
 
 @dataclass(eq=False)
@@ -121,7 +122,7 @@ def _launcher() -> Optional[ctypes.CDLL]:
     if tensor_data_function is None:
         return None
     try:
-        return KernelCache().load((Path(__file__).parent / "launcher.c").read_text())
+        return LAUNCHER.load()
     except CompilerError:
         return None
 

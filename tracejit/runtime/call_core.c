@@ -305,7 +305,8 @@ static int try_candidate(const Candidate *c, Table *t, const Key *call, PyObject
   return holds;
 }
 
-/* ---- the callable: an instance of a Python class with two more fields at `fields` bytes */
+/* ---- the callable: an instance of a Python class with two more fields at `fields` bytes. Before `tj_new_table` gives it `call`,
+   it is called as its class says. */
 typedef struct { PyObject *(*call)(PyObject *, PyObject *const *, size_t, PyObject *); PyObject *table; } Fields;
 static long fields;
 static Fields *fields_of(PyObject *self) { return (Fields *)((char *)self + fields); }
@@ -349,7 +350,9 @@ static PyObject *call(PyObject *self, PyObject *const *arguments, size_t flagged
 }
 
 /* ---- for call_core.py */
-long tj_new_table(PyObject *self) {
+/* at: bytes before the two fields, in all instances that there are. */
+long tj_new_table(PyObject *self, long at) {
+  fields = at;
   Table *t = calloc(1, sizeof *t);
   if (!t || !(t->buckets = calloc(8, sizeof *t->buckets))) return -1;
   t->size = 8;
@@ -420,21 +423,3 @@ static PyObject *key_of(PyObject *self, PyObject *const *arguments, Py_ssize_t c
 }
 typedef struct { const char *name; void *function; int flags; const char *doc; } PyMethodDef;
 PyMethodDef tj_key = {"key_of", key_of, 0x82, 0};
-
-typedef struct { int slot; void *value; } PyType_Slot;
-typedef struct { const char *name; int size, item_size; unsigned flags; PyType_Slot *slots; } PyType_Spec;
-typedef struct { const char *name; int type; Py_ssize_t offset; int flags; const char *doc; } PyMemberDef;
-extern PyObject *PyType_FromSpecWithBases(PyType_Spec *, PyObject *);
-enum { SLOT_CALL = 50, SLOT_MEMBERS = 72, MEMBER_OBJECT_EX = 16, MEMBER_SSIZE = 19, READ_ONLY = 1 };
-enum { FLAG_BASETYPE = 1 << 10, FLAG_VECTORCALL = 1 << 11, FLAG_DEFAULT = 1 << 18 };
-
-/* A subclass of `base`, instances of which are called by `call`. `size`: bytes of an instance of `base`. */
-PyObject *tj_make_type(PyObject *base, const char *name, long size) {
-  static PyMemberDef members[3];
-  fields = (size + 7) & ~7l;
-  members[0] = (PyMemberDef){"__vectorcalloffset__", MEMBER_SSIZE, fields, READ_ONLY, 0};
-  members[1] = (PyMemberDef){"_table", MEMBER_OBJECT_EX, fields + 8, 0, 0};
-  PyType_Slot slots[] = {{SLOT_CALL, PyVectorcall_Call}, {SLOT_MEMBERS, members}, {0, 0}};
-  PyType_Spec spec = {name, (int)(fields + sizeof(Fields)), 0, FLAG_DEFAULT | FLAG_VECTORCALL | FLAG_BASETYPE, slots};
-  return PyType_FromSpecWithBases(&spec, base);
-}

@@ -20,15 +20,18 @@ import torch
 
 from ..capture.guards import Group
 from ..capture.inputs import CallInputs
-from ..executors.kernel_cache import CompilerError, KernelCache
+from ..executors.kernel_cache import CompilerError, PartInC
+from ..executors.launch import LAUNCHER
 from ..torch_private import LIBRARIES, keyset_of
-from .call_layout import CODES, Layout, find_layout, probes
+from .call_layout import CODES, Layout, find_layout, objects_are_plain, probes
 from .call_state import Check, Source, State, state_of
 from .entry import Entry, trimmed
 
 _LINK = ("-O1", "-fno-tree-vectorize", "-Wl,--no-as-needed", f"-L{LIBRARIES}", "-l:libc10.so")
 _MISSED = sys.intern("_missed")
-_lock = threading.Lock()
+_HERE = Path(__file__).parent
+_CORE = PartInC(_HERE / "call_key.c", _HERE / "call_core.c", more=_LINK)
+_lock = threading.RLock()
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
@@ -103,8 +106,7 @@ class Core:
         make.argtypes, make.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p], ctypes.py_object
         self.key_of: Callable[..., Optional[bytes]] = make(ctypes.addressof(ctypes.c_char.in_dll(library, "tj_key")), None, None)
         self.capturing = ctypes.c_int.in_dll(library, "tj_capturing")
-        library.tj_make_type.argtypes, library.tj_make_type.restype = [ctypes.py_object, ctypes.c_char_p, ctypes.c_long], ctypes.py_object
-        library.tj_new_table.argtypes = library.tj_hits.argtypes = [ctypes.py_object]
+        library.tj_new_table.argtypes, library.tj_hits.argtypes = [ctypes.py_object, ctypes.c_long], [ctypes.py_object]
         library.tj_add.argtypes = [ctypes.py_object, ctypes.c_char_p, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
         library.tj_assumed.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p, ctypes.c_long]
         for name in ("tj_new_table", "tj_hits", "tj_add", "tj_assumed"):
@@ -137,24 +139,29 @@ def _expected_words(t: torch.Tensor) -> list[int]:
     return [kind, keyset_of(t).raw_repr(), t.storage_offset(), t.untyped_storage().nbytes(), *t.shape, *t.stride()]
 
 
-@lru_cache(None)
+_loaded: list[Optional[Core]] = []
+_captures = 0                                                  # that run now
+
+
 def core() -> Optional[Core]:
     """Compiled once for a machine and release of torch, loaded once in a process; None: calls stay in Python."""
-    found: list[Optional[Core]] = []
-    looking = threading.Thread(target=lambda: found.append(_core()))       # no mode of the caller's is on there
-    looking.start()
-    looking.join()
-    return found[0] if found else None
+    with _lock:
+        if not _loaded:
+            found: list[Optional[Core]] = []
+            looking = threading.Thread(target=lambda: found.append(_core()))   # no mode of the caller's is on there
+            looking.start()
+            looking.join()
+            _loaded.append(found[0] if found else None)
+            _tell_captures()
+        return _loaded[0]
 
 
 def _core() -> Optional[Core]:
     layout = find_layout()
     if layout is None:
         return None
-    here = Path(__file__).parent
-    text = (here / "call_key.c").read_text() + (here / "call_core.c").read_text()
     try:
-        library = KernelCache().load(text, _LINK)
+        library = _CORE.load()
     except CompilerError:
         return None
     made = Core(ctypes.PyDLL(library._name), layout)
@@ -163,13 +170,51 @@ def _core() -> Optional[Core]:
 
 # ------------------------------------------------------------ instances
 
+class _Member(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("type", ctypes.c_int), ("offset", ctypes.c_ssize_t), ("flags", ctypes.c_int),
+                ("doc", ctypes.c_char_p)]
+
+
+class _Slot(ctypes.Structure):
+    _fields_ = [("slot", ctypes.c_int), ("value", ctypes.c_void_p)]
+
+
+class _Spec(ctypes.Structure):
+    """As `PyType_Spec` in Python's headers, as the two above are `PyMemberDef` and `PyType_Slot`."""
+
+    _fields_ = [("name", ctypes.c_char_p), ("size", ctypes.c_int), ("item_size", ctypes.c_int), ("flags", ctypes.c_uint),
+                ("slots", ctypes.c_void_p)]
+
+
+_MEMBERS, _OBJECT_EX, _SSIZE, _READ_ONLY = 72, 16, 19, 1
+_DEFAULT, _VECTORCALL, _BASETYPE = 1 << 18, 1 << 11, 1 << 10
+_FIELDS = 16                                                   # bytes: what calls it, its table
+
+
+_specs: list[tuple] = []
+
+
+def _fields_at(base: type) -> int:
+    """Bytes before the fields that C adds to instances of `base`."""
+    return -(-base.__basicsize__ // 8) * 8
+
+
 @lru_cache(None)
 def called_in_c(base: type) -> type:
-    """A subclass of `base` with calls in C, or `base` itself."""
-    if core() is None:
+    """A subclass of `base` whose instances can be called in C, or `base` itself. What C needs is compiled from now on."""
+    if not objects_are_plain():
         return base
-    made = core().library.tj_make_type(base, f"{base.__module__}.{base.__name__}".encode(), base.__basicsize__)
+    LAUNCHER.begin()
+    _CORE.begin()
+    at = _fields_at(base)
+    members = (_Member * 3)(_Member(b"__vectorcalloffset__", _SSIZE, at, _READ_ONLY), _Member(b"_table", _OBJECT_EX, at + 8))
+    slots = (_Slot * 2)(_Slot(_MEMBERS, ctypes.addressof(members)))
+    spec = _Spec(f"{base.__module__}.{base.__name__}".encode(), at + _FIELDS, 0, _DEFAULT | _VECTORCALL | _BASETYPE, ctypes.addressof(slots))
+    make = ctypes.pythonapi.PyType_FromSpecWithBases
+    make.argtypes, make.restype = [ctypes.c_void_p, ctypes.py_object], ctypes.py_object
+    made = make(ctypes.addressof(spec), base)
     made.__qualname__, made.__doc__ = base.__qualname__, base.__doc__
+    _specs.append((members, slots, spec))                      # releases before 3.11 read the name there
     return made
 
 
@@ -179,9 +224,18 @@ class Calls:
     def __init__(self, function: Any) -> None:
         self.held: dict[int, Candidate] = {}                   # by address
         self.places: dict[Any, int] = {}                       # address by (key, entry)
-        self.in_c = "_table" in vars(type(function))
-        if self.in_c:
-            core().library.tj_new_table(function)
+        self.in_c, self.waits = False, "_table" in vars(type(function))
+        self.attach(function)
+
+    def attach(self, function: Any) -> None:
+        """Calls of it go to C from now on, if what does that is compiled."""
+        if not self.waits or not _CORE.ready():
+            return
+        with _lock:
+            if self.waits and core() is not None:
+                core().library.tj_new_table(function, _fields_at(type(function).__base__))
+                self.in_c = True
+            self.waits = False
 
     def register(self, function: Any, key: bytes, group: Group, call: CallInputs, inputs: list, entry: Entry) -> None:
         """From now on a call of this key in the present state runs `entry` in C."""
@@ -236,15 +290,21 @@ def hits(function: Any, calls: Calls) -> int:
     return core().library.tj_hits(function) if calls.in_c else 0
 
 
+def _tell_captures() -> None:
+    if _loaded and _loaded[0] is not None:
+        _loaded[0].capturing.value = _captures
+
+
 @contextmanager
 def paused() -> Iterator[None]:
     """During a capture calls go to Python, which makes them part of the program that is captured."""
-    found = core()
-    if found is None:
-        yield
-        return
-    found.capturing.value += 1
+    global _captures
+    with _lock:
+        _captures += 1
+        _tell_captures()
     try:
         yield
     finally:
-        found.capturing.value -= 1
+        with _lock:
+            _captures -= 1
+            _tell_captures()

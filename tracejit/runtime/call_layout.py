@@ -30,7 +30,7 @@ class Layout(ctypes.Structure):
 def find_layout() -> Optional[Layout]:
     """All but `trimmed`, `name_missed` and `no_autocast`."""
     found = Layout()
-    if not _objects_are_plain() or keyset_of is None:
+    if not objects_are_plain() or keyset_of is None:
         return None
     for name, symbol in FUNCTIONS.items():
         address = exported(symbol)
@@ -49,7 +49,7 @@ def find_layout() -> Optional[Layout]:
     return found if _keysets(found) else None
 
 
-def _objects_are_plain() -> bool:
+def objects_are_plain() -> bool:
     """An object is its reference count and then its type, and one thread runs at a time."""
     if sysconfig.get_config_var("Py_GIL_DISABLED") or sys.platform != "linux" or ctypes.sizeof(ctypes.c_void_p) != 8:
         return False
