@@ -19,7 +19,7 @@ from typing import Any, Optional, Sequence, Union
 
 from ..codegen.source import Source, together
 from .compile_lock import CompileLock
-from .compiler import FLAGS, TIMEOUT, Building, CompilerError, HungCompiler, NoCompiler, begin, compiler, machine, width_flags
+from .compiler import FLAGS, TIMEOUT, Building, CompilerError, HungCompiler, NoCompiler, begin, compiler, machine, machine_flags
 from .disk_cache import DiskCache
 
 __all__ = ["CompilerError", "HungCompiler", "KernelCache", "Library", "NoCompiler", "PartInC", "compiler", "machine"]
@@ -30,7 +30,7 @@ def _processors() -> int:
 
 
 def _key(text: str, more: tuple[str, ...] = ()) -> str:
-    return hashlib.sha256("\n".join([text, *FLAGS, *width_flags(), *more, machine()]).encode()).hexdigest()[:32]
+    return hashlib.sha256("\n".join([text, *FLAGS, *machine_flags(), *more, machine()]).encode()).hexdigest()[:32]
 
 
 def _prefix(key: str) -> str:
