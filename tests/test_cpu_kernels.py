@@ -16,7 +16,7 @@ from regions import FuseRuns, fused
 from tracejit.codegen.schedules import COLUMN_UNIT
 from tracejit.errors import FallbackWarning
 from tracejit.executors.cpu import CpuExecutor
-from tracejit.executors import cpu, kernel_cache
+from tracejit.executors import compiler, cpu, kernel_cache
 from tracejit.executors.buffers import allocator
 from tracejit.executors.kernel_cache import CompilerError, KernelCache, NoCompiler
 
@@ -269,7 +269,7 @@ def two_regions(x):
     ("missing", "no C compiler: .*/cc not found"), ("failing", "no way"), ("mute", "--version failed"), ("hanging", "timed out")])
 def test_with_a_broken_compiler_calls_fall_back_with_one_warning(kind, message, tmp_path, compiler_from_environment, monkeypatch):
     monkeypatch.setenv("TRACEJIT_CHECK", "0")
-    monkeypatch.setattr(kernel_cache, "TIMEOUT", 0.5)
+    monkeypatch.setattr(compiler, "TIMEOUT", 0.5)
     script = tmp_path / "cc"
     if kind != "missing":
         version, rest = ("exit 1", "") if kind == "mute" else ("exit 0", "exec sleep 60" if kind == "hanging" else "echo no way >&2; exit 1")

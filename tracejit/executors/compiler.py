@@ -9,6 +9,7 @@ import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Optional
 
 from ..options import compiler_command
 
@@ -76,10 +77,10 @@ class Building:
     def running(self) -> bool:
         return self.process.poll() is None
 
-    def end(self, seconds: float = TIMEOUT) -> None:
-        """Wait until the object is there. Raises CompilerError."""
+    def end(self, seconds: Optional[float] = None) -> None:
+        """Wait until the object is there, by default for TIMEOUT seconds. Raises CompilerError."""
         try:
-            errors = self.process.communicate(timeout=seconds)[1]
+            errors = self.process.communicate(timeout=TIMEOUT if seconds is None else seconds)[1]
             if self.process.returncode or not self.made.exists():
                 raise CompilerError(f"{' '.join(self.process.args)} failed; the source is {self.source}:\n{errors[-2000:]}")
         except subprocess.TimeoutExpired as error:
