@@ -1,7 +1,11 @@
 """Every message that a user can see, as golden text: what happened, where in the program, what to do."""
 import linecache
 import re
+import subprocess
+import sys
+import textwrap
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +16,7 @@ from tracejit.executors import registry
 from cases.messages import CASES
 
 pytestmark = pytest.mark.compiler
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def message_of(case):
@@ -47,3 +52,20 @@ def test_messages(golden, monkeypatch):
 @pytest.mark.parametrize("case", [c for c in CASES if c.where], ids=lambda c: c.name)
 def test_a_message_names_the_line_of_the_program(case):
     assert re.search(r"/cases/messages\.py:\d+", message_of(case))
+
+
+def test_cells_of_a_notebook_are_named_by_their_numbers():
+    pytest.importorskip("IPython")
+    program = """
+        from IPython.core.interactiveshell import InteractiveShell
+        shell = InteractiveShell.instance()
+        shell.run_cell("import torch, tracejit", store_history=True)
+        shell.run_cell("def f(x):\\n    return x * time.time() + 1\\nimport time", store_history=True)
+        shell.run_cell("g = tracejit.jit(lambda x: x * 2 + 1)\\nlist(map(g, [torch.ones(2)]))", store_history=True)
+        shell.run_cell("try:\\n    tracejit.jit(f, fallback='error')(torch.ones(2))\\nexcept tracejit.UnsupportedError as e:\\n    told = str(e)")
+        print(shell.user_ns["told"])
+        print(shell.user_ns["g"].last_traces[0])
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "at In[2]:2" in done.stdout and "In[3]:1" in done.stdout and "ipython-input" not in done.stdout

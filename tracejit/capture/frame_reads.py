@@ -19,7 +19,7 @@ class FrameReader:
     def __init__(self, state: KnownState, explore: Explorer) -> None:
         self.state, self.explore = state, explore
         self.nested: set[int] = set()                     # code whose functions the call itself makes
-        self._entered: set[tuple[int, int]] = set()
+        self.entered: dict[tuple[int, int], types.CodeType] = {}          # by code and globals
 
     def enter(self, frame: types.FrameType, code: CodeFacts, values: Any,
               is_new_class: Callable[[type], bool]) -> list:
@@ -27,8 +27,8 @@ class FrameReader:
         space = frame.f_globals
         roots = self.read_globals(code, space)
         first = (id(code.code), id(space))
-        if first not in self._entered:
-            self._entered.add(first)
+        if first not in self.entered:
+            self.entered[first] = code.code
             self._find_function(code, values, is_new_class)
             self.nested.update(id(c) for c in code.code.co_consts if isinstance(c, types.CodeType))
         roots += self.read_imports(code, space)

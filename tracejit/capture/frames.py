@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from ..ir.trace import SourceLine
 from .counting import counting_steps
 from .sites import FILLER, Argument, pushed
 
@@ -103,9 +104,9 @@ def where(frame: types.FrameType | None) -> str:
     while frame is not None:
         known = facts(frame)
         if known.kind == WATCH:
-            nearest = nearest or f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            nearest = nearest or str(SourceLine(frame.f_code.co_filename, frame.f_lineno))
             if not known.library and f"{os.sep}site-packages{os.sep}" not in frame.f_code.co_filename:
-                return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                return str(SourceLine(frame.f_code.co_filename, frame.f_lineno))
         frame = frame.f_back
     return nearest
 

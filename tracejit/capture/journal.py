@@ -12,7 +12,7 @@ import types
 from dataclasses import dataclass
 from typing import Any, Callable, Hashable, Iterator
 
-from ..errors import UnsupportedError
+from .lines import StateError
 from .state import (MISSING, PLAIN, Namespace, NameSlot, contents, freeze,
                     instance_dict, is_container, items_of, root_of)
 
@@ -75,7 +75,7 @@ class _Encoder:
         if id(value) in self._stored and not issubclass(type(value), (tuple, frozenset)):
             return Shared(self._stored[id(value)])
         if id(value) in self._open:
-            raise UnsupportedError(f"{path} is assigned a value that contains itself: store one that does not")
+            raise StateError(path, f"{path} is assigned a value that contains itself: store one that does not")
         self._open.add(id(value))
         new = _map_items(value, lambda item: self(item, path), path)
         self._open.discard(id(value))
@@ -88,7 +88,7 @@ class _Encoder:
             for item in names.values():
                 if is_container(item) and self._slot_of(item) is not None:
                     kind = type(value).__name__
-                    raise UnsupportedError(f"{path} is assigned a new {kind} that shares a container with "
+                    raise StateError(path, f"{path} is assigned a new {kind} that shares a container with "
                                            "state from before: give it a copy")
 
 
@@ -110,7 +110,7 @@ def _map_items(value: Any, function: Callable[[Any], Any], path: str = "") -> An
         return kind(new)
     if issubclass(kind, tuple):
         return tuple.__new__(kind, new)
-    raise UnsupportedError(f"{path} is assigned a new {kind.__name__} that holds tensors: store a list, tuple or dict")
+    raise StateError(path, f"{path} is assigned a new {kind.__name__} that holds tensors: store a list, tuple or dict")
 
 
 # ---------------------------------------------------------------- writes
@@ -273,7 +273,7 @@ class Journal:
         """
         for value, copy, path in self._buffers.values():
             if freeze(value) != freeze(copy):
-                raise UnsupportedError(f"the call writes to the memory of {path}, a {type(value).__name__}: "
+                raise StateError(path, f"the call writes to the memory of {path}, a {type(value).__name__}: "
                                        "keep such data in a tensor")
         encode = _Encoder(self.slot_of, lambda names: id(names) in self._names)
         found: list[StateWrite] = []
@@ -345,13 +345,13 @@ def _container_writes(value: Any, slot: Any, copy: list, path: str, encode: _Enc
     if issubclass(type(value), (tuple, frozenset)) or _same_items(copy, list(contents(value))):
         return []
     if slot is None:
-        raise UnsupportedError(f"the call changes {path}, which cannot be found again: "
+        raise StateError(path, f"the call changes {path}, which cannot be found again: "
                                "keep it in a global, an attribute or an argument")
     where = {id(item): index for index, item in reversed(list(enumerate(copy)))}
     left = {id(item) for item in contents(value)}
     removed = [item for item in copy if id(item) not in left and type(item) not in PLAIN]
     if removed and issubclass(type(value), set):
-        raise UnsupportedError(f"the call removes an object from the set {path}: keep objects in a list or a dict")
+        raise StateError(path, f"the call removes an object from the set {path}: keep objects in a list or a dict")
     nodes = []
     for item in contents(value):
         known = id(item) in where and type(item) not in PLAIN
@@ -364,13 +364,13 @@ def _dict_writes(value: dict, slot: Any, copy: list, path: str, encode: _Encoder
     if _same_items(copy, now):
         return []
     if slot is None:
-        raise UnsupportedError(f"the call changes {path}, which cannot be found again: "
+        raise StateError(path, f"the call changes {path}, which cannot be found again: "
                                "keep it in a global, an attribute or an argument")
     old = {id(key): item for key, item in copy}
     kept = {id(key) for key, _ in now}
     surviving = [id(key) for key, _ in copy if id(key) in kept]
     if [id(key) for key, _ in now][:len(surviving)] != surviving:
-        raise UnsupportedError(f"the call changes the order of {path}: assign to a key without deleting it before")
+        raise StateError(path, f"the call changes the order of {path}: assign to a key without deleting it before")
     writes = [_key_write(path, "delitem", slot, key, None) for key, _ in copy if id(key) not in kept]
     for key, item in now:
         if id(key) not in old or _differs(old[id(key)], item):

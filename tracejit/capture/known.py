@@ -18,7 +18,7 @@ from typing import Any, Hashable
 
 import torch
 
-from ..errors import UnsupportedError
+from .lines import StateError
 from .frames import is_library_file
 from .journal import Journal
 from .locations import Location
@@ -206,10 +206,10 @@ class KnownState:
         if owner is not None and id(owner.obj) in self.arguments:
             return
         if is_iterator(value):
-            raise UnsupportedError(f"the call uses {path}, a {type(value).__name__} that was made before it: "
+            raise StateError(path, f"the call uses {path}, a {type(value).__name__} that was made before it: "
                                    "make it inside, or pass its items")
         if is_numpy_random(value):
-            raise UnsupportedError(f"the call draws random numbers from numpy ({path}): draw with torch, or outside")
+            raise StateError(path, f"the call draws random numbers from numpy ({path}): draw with torch, or outside")
         if owner is not None:
             self.chain(owner)
         expected = MISSING if value is MISSING else freeze(value)

@@ -7,6 +7,7 @@ from typing import Callable, Optional
 
 import torch
 
+from ..ir.trace import SourceLine
 from .handlers import is_user_file
 
 
@@ -24,4 +25,4 @@ def defined_at(fn: Callable) -> str:
     fn = fn.func if isinstance(fn, functools.partial) else getattr(type(fn), "forward", None) if isinstance(fn, torch.nn.Module) else fn
     code = getattr(fn, "__code__", None) or getattr(type(fn).__call__, "__code__", None)
     known = code is not None and is_user_file(code.co_filename)
-    return f"{code.co_filename}:{code.co_firstlineno}, where {code.co_name} is defined" if known else ""
+    return f"{SourceLine(code.co_filename, code.co_firstlineno)}, where {code.co_name} is defined" if known else ""

@@ -29,11 +29,11 @@ from .frames import GLUE, SKIP, WATCH, CodeFacts, facts, known_facts, where
 from .impure import holds_tensor, is_impure
 from .journal import PLACEHOLDERS, StateWrite
 from .known import HEAP_TYPE, Known, KnownState
+from .lines import StateError, read_at, written_at
 from .locations import Location
 from .recorder import set_profile
 from .sites import attribute_at, evaluate
-from .state import (MISSING, PLAIN, GetSlot, ItemSlot, NameSlot, RootSlot, contents, instance_dict,
-                    is_container, is_tensor)
+from .state import MISSING, PLAIN, GetSlot, ItemSlot, NameSlot, RootSlot, contents, instance_dict, is_container, is_tensor
 
 _BY_NAME = (getattr, hasattr, setattr, delattr)
 _BY_NAME_IDS = frozenset(map(id, _BY_NAME))
@@ -87,9 +87,8 @@ class StateReads:
         self.state.adopt(fn, "self" if not isinstance(fn, types.FunctionType) else fn.__name__, None)
 
     def adopt_call(self, args: tuple, kwargs: dict) -> None:
-        """The arguments of the call, which the caller guards. Writes to them are replayed on `roots["args"]`
-        and
-        `roots["kwargs"]`; without this, a write to an argument is refused."""
+        """The arguments of the call, which the caller guards. Writes to them are replayed on `roots["args"]` and `roots["kwargs"]`;
+        without this, a write to an argument is refused."""
         self._replays_arguments = True
         for label, given in (("args", list(enumerate(args))), ("kwargs", list(kwargs.items()))):
             for step, value in given:
@@ -129,17 +128,20 @@ class StateReads:
 
     def writes(self) -> list[StateWrite]:
         """How the call changed the state it met. UnsupportedError for a change that cannot be replayed."""
-        found = self.state.journal.writes(self._moved)
+        ran = self.frames.entered.values()
+        try:
+            found = self.state.journal.writes(self._moved)
+        except StateError as e:
+            raise UnsupportedError(str(e), where=written_at(e.path, ran)) from None
         unknown = {id(record.space): record.path for record in self._provisional.values()}
         for write in found:
             space = getattr(write.slot, "space", None)
             lost = space is not None and id(space.owner()) in self.state.arguments and space.via is None
-            if lost or write.root is not None and not self._replays_arguments:
-                raise UnsupportedError(f"the call writes to {write.path}, an attribute of an argument: "
-                                       "return the value instead")
-            if id(space) in unknown:
-                raise UnsupportedError(f"the call writes to {write.path}, an object of unknown origin: "
-                                       "return the value instead")
+            lost = lost or write.root is not None and not self._replays_arguments
+            if lost or id(space) in unknown:
+                what = "an attribute of an argument" if lost else "an object of unknown origin"
+                raise UnsupportedError(f"the call writes to {write.path}, {what}: return the value instead",
+                                       where=written_at(write.path, ran))
         return found
 
     def watch_again(self, function: Callable[[Callable], Any]) -> Any:
@@ -214,7 +216,8 @@ class StateReads:
                 elif known.kind == WATCH and frame.f_code.co_name == "<module>":
                     self._leave_import(frame)
         except UnsupportedError as e:
-            self.error = e if e.where else UnsupportedError(str(e), where=where(frame))
+            line = read_at(e.path, [frame.f_code]) if isinstance(e, StateError) else ""
+            self.error = e if e.where else UnsupportedError(str(e), where=line or where(frame))
             raise self.error from None
 
     # ------------------------------------------------------------ frames
@@ -374,8 +377,7 @@ class StateReads:
         elif is_impure(function):
             if not self._happens_once(frame):
                 name = function.__name__
-                raise UnsupportedError(f"the call depends on or acts upon the world outside: "
-                                       f"{name}(). Call it outside of the jitted "
+                raise UnsupportedError(f"the call depends on or acts upon the world outside: {name}(). Call it outside of the jitted "
                                        "function, and pass what it gives")
         elif function.__module__ in _SERIALIZERS and code.kind == WATCH:
             self._call_by_name(frame, code, (MISSING, None))

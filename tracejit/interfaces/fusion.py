@@ -16,7 +16,7 @@ from ..api import CacheInfo, CompiledFunction, jit
 from ..errors import TraceError
 from ..executors.registry import default_executors
 from ..ir.printer import Scope, value_text
-from ..ir.trace import Trace
+from ..ir.trace import SourceLine, Trace
 from ..ir.trees import flat_leaves
 from ..options import make_options
 
@@ -382,7 +382,7 @@ def _misuse(message: str) -> TraceError:
 
 def _where() -> str:
     frame = _caller()
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return str(SourceLine(frame.f_code.co_filename, frame.f_lineno))
 
 
 def _caller() -> FrameType:

@@ -9,6 +9,7 @@ place in the program.
 """
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional
@@ -27,11 +28,19 @@ class SourceLine:
     function: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}" if self.file else ""
+        return f"{_cell(self.file) or self.file}:{self.line}" if self.file else ""
 
     @property
     def short(self) -> str:
-        return f"{self.file.rsplit('/', 1)[-1]}:{self.line}" if self.file else ""
+        return f"{_cell(self.file) or self.file.rsplit('/', 1)[-1]}:{self.line}" if self.file else ""
+
+
+def _cell(file: str) -> str:
+    """`In[3]` for what IPython compiled the third cell as, "" for other files."""
+    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    shell = get_shell() if get_shell is not None else None
+    known = getattr(getattr(shell, "compile", None), "format_code_name", lambda name: None)(file)     # (kind, name), of later releases
+    return known[1] if known else ""
 
 
 NOWHERE = SourceLine("", 0)

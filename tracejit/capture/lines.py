@@ -1,0 +1,76 @@
+"""Which line of the code that ran reads or writes a place of Python state: for messages, as far as instructions tell."""
+from __future__ import annotations
+
+import collections
+import dis
+import re
+import types
+from typing import Callable, Iterable, Optional
+
+from ..errors import UnsupportedError
+from ..ir.trace import SourceLine
+from .sites import Argument, pushed
+
+# Methods that a container has and its immutable counterpart has not.
+_CHANGING = frozenset().union(*(set(dir(kind)) - set(dir(constant)) for kind, constant in (
+    (list, tuple), (dict, types.MappingProxyType), (set, frozenset), (collections.deque, tuple), (bytearray, bytes))))
+_STORES = frozenset({"STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME", "STORE_DEREF"})
+_ATTRIBUTES = frozenset({"STORE_ATTR", "DELETE_ATTR", "LOAD_ATTR", "LOAD_METHOD"})
+_LOADS = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"})
+
+
+class StateError(UnsupportedError):
+    """The state at `path` cannot be guarded or restored; whoever knows the code that ran names the line."""
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+def written_at(path: str, codes: Iterable[types.CodeType]) -> str:
+    """`file:line` of the first write to the place of this path, or ""."""
+    return _first(path, codes, _written)
+
+
+def read_at(path: str, codes: Iterable[types.CodeType]) -> str:
+    """`file:line` of the first read of it, or ""."""
+    return _first(path, codes, _read)
+
+
+Name = tuple[Optional[str], bool]        # the last of a path; is it an attribute?
+
+
+def _first(path: str, codes: Iterable[types.CodeType], named: Callable[[list, int], Name]) -> str:
+    path = re.sub(r"\[.*", "", path)
+    wanted = re.findall(r"\w+", path)[-1], "." in path
+    for code in codes:
+        lines, line = dict(dis.findlinestarts(code)), code.co_firstlineno
+        steps = list(dis.get_instructions(code))
+        for at, step in enumerate(steps):
+            line = lines.get(step.offset) or line
+            if named(steps, at) == wanted:
+                return str(SourceLine(code.co_filename, line))
+    return ""
+
+
+def _read(steps: list[dis.Instruction], at: int) -> Name:
+    return (steps[at].argval, steps[at].opname in _ATTRIBUTES) if steps[at].opname in _LOADS else (None, False)
+
+
+def _written(steps: list[dis.Instruction], at: int) -> Name:
+    """What this instruction writes or changes."""
+    step = steps[at]
+    if step.opname in _STORES:
+        return step.argval, step.opname in _ATTRIBUTES
+    if step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR"):
+        return _last_name(pushed(steps[:at], 2)[1])
+    if step.opname in ("LOAD_METHOD", "LOAD_ATTR") and step.argval in _CHANGING:
+        return _last_name(pushed(steps[:at], 1)[0])
+    return None, False
+
+
+def _last_name(argument: Argument) -> Name:
+    kind, name, attributes = argument
+    if attributes:
+        return attributes[-1], True
+    return (name if kind in ("local", "global") else None), False
