@@ -1,5 +1,7 @@
 """Every row of the op table against eager: bit for bit where IEEE arithmetic says what the result is."""
 import itertools
+import math
+import subprocess
 
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch.nn.functional as F
 
 import tracejit
 from regions import fused, random
+from tracejit.executors.compiler import FLAGS, compiler, machine, machine_flags
 
 pytestmark = pytest.mark.compiler
 
@@ -58,6 +61,7 @@ BINARY = {
     "floor_divide_int": (lambda a, b: torch.floor_divide(a, -1 - b.abs()), INTEGERS),
     "trunc_div_int": (lambda a, b: torch.div(a, b.abs() + 1, rounding_mode="trunc"), INTEGERS),
     "where": (lambda a, b: torch.where(a > b, a, b), ALL), "masked_fill": (lambda a, b: a.masked_fill(b > 0, 1), ALL),
+    "copysign": (torch.copysign, FLOATS), "copysign_int": (lambda a, b: torch.copysign(a, b.float()), FLOATS),
     "addcmul": (lambda a, b: torch.addcmul(a, b, a, value=0.3), FLOATS), "addcmul_1": (lambda a, b: torch.addcmul(a, b, a), FLOATS),
     "addcdiv": (lambda a, b: torch.addcdiv(a, b, a, value=0.3), FLOATS), "lerp": (lambda a, b: torch.lerp(a, b, 0.3), FLOATS),
     "lerp_tensor": (lambda a, b: torch.lerp(a, b, a), (torch.float32, torch.float64)), "clamp_tensor": (lambda a, b: torch.clamp(a, b, b.abs() + 1), NUMERIC),
@@ -163,6 +167,41 @@ def test_transcendentals_are_within_two_ulps(name):
         assert ulps(fused(fn, h), fn(h.double()).float()) <= 1
     d = torch.cat([x.double() * 1.0000001, torch.randn(1000, dtype=torch.float64)])
     torch.testing.assert_close(fused(fn, d), fn(d), rtol=2e-15, atol=1e-307, equal_nan=True)
+
+
+@pytest.mark.parametrize("fn", [torch.atan2, torch.hypot], ids=lambda f: f.__name__)
+def test_functions_of_two_numbers_are_within_two_ulps(fn):
+    x, y = every_magnitude(), every_magnitude()[torch.randperm(80_000 + 40_000 + len(SPECIAL), generator=torch.Generator().manual_seed(1))]
+    small = torch.randn(2, 30_000)
+    for a, b in ((x, y), (y, x), small, (small[0] * 1e-3, small[1])):
+        assert ulps(fused(fn, a, b), fn(a.double(), b.double())) <= 2
+
+
+@pytest.mark.parametrize("inplace", [False, True], ids=["new", "in place"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("far", [False, True], ids=["near", "far"])
+def test_remainders_are_exact_whatever_the_quotient(dtype, far, inplace):
+    """Against the C library's, which is exact."""
+    generator = torch.Generator().manual_seed(3)
+    a = torch.randn(3001, dtype=dtype, generator=generator) * 10.0 ** torch.randint(-5, 9, (3001,), generator=generator)
+    b = torch.randn(3001, dtype=dtype, generator=generator) * 10.0 ** torch.randint(-4, 2, (3001,), generator=generator)
+    a[:6] = torch.tensor([math.inf, 5.0, 0.0, -0.0, math.nan, 6.0])
+    b[:6] = torch.tensor([2.0, math.inf, 3.0, -3.0, 1.0, 0.0])
+    a[6:12], b[6:12] = torch.tensor([3.0, -3.0, 7.5, -7.5, 4.0, -4.0]), torch.tensor([-math.inf, math.inf, -2.5, 2.5, 0.1, 0.1])
+    if far:
+        a[100::50] *= 1e25
+    rest = torch.tensor([math.fmod(x, y) if math.isfinite(x) and y and not math.isnan(y) else math.nan
+                         for x, y in zip(a.tolist(), b.tolist())], dtype=dtype)
+    modulo = torch.where((rest != 0) & ((b < 0) != (rest < 0)), rest + b, rest)
+    same(fused(lambda a, b: a.clone().fmod_(b), a, b) if inplace else fused(torch.fmod, a, b), rest)
+    x = a.clone()
+    if inplace:
+        tracejit.jit(lambda x, b: x.remainder_(b), executors=["cpu"], fallback="error",
+                     executor_options={"cpu": {"allow_single_op_fusion": True}})(x, b)
+    same(x if inplace else fused(torch.remainder, a, b), modulo)
+    near = fused(lambda a, b: a // b, a, b)
+    finite = a.abs() < 1e6
+    same(near[finite], (a // b)[finite])
 
 
 ACTIVATIONS = {
@@ -416,3 +455,27 @@ def test_what_has_no_elements_is_no_kernel_and_right(shape):
     x = random(shape, torch.float32)
     got = fused(lambda a: (a * 2 + 1).sum(-1), x, fully=False)
     assert torch.equal(got, torch.zeros(shape[:-1]))
+
+
+VECTORS = {**TRANSCENDENTAL, **ACTIVATIONS, "remainder": lambda a: a % 0.7, "fmod": lambda a: torch.fmod(a, 0.7), "floor_divide": lambda a: a // 0.7,
+           "atan2": lambda a: torch.atan2(a, a + 1), "hypot": lambda a: torch.hypot(a, a + 1), "copysign": lambda a: torch.copysign(a, a + 1),
+           "mish": F.mish, "logsigmoid": F.logsigmoid, "logaddexp": lambda a: torch.logaddexp(a, a * 2), "in place": lambda a: a.mul_(2).remainder_(0.7)}
+
+
+@pytest.mark.skipif("clang" in machine(), reason="gcc says which loops it turned into vectors")
+@pytest.mark.parametrize("name", VECTORS)
+def test_every_function_of_floats_is_computed_in_vectors(name, tmp_path):
+    """A loop with one call of the C library, or with a jump, takes up to twenty times as long."""
+    jitted = tracejit.jit(VECTORS[name], executors=["cpu"], fallback="error", executor_options={"cpu": {"allow_single_op_fusion": True}})
+    jitted(torch.rand(64, 64))
+    (region,) = (b for b in jitted.last_traces[-1].bound_symbols if b.executor == "cpu")
+    source = tmp_path / "kernel.c"
+    source.write_text(region.sym.fn.source.text)
+    command = [*compiler(), *FLAGS, *machine_flags(), "-fopt-info-vec-optimized", str(source), "-o", str(tmp_path / "kernel.so")]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    loops, full = [], False
+    for n, line in enumerate(source.read_text().splitlines(), 1):
+        full = "_full_range" in line if line.startswith("static void k0") else full      # it calls the C library for rare arguments
+        if "#pragma omp simd" in line and not full:
+            loops.append(n)
+    assert loops and all(any(f"kernel.c:{n + k}:" in told for k in range(3)) for n in loops), told     # pragma, `for`, first statement

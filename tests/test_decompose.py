@@ -127,7 +127,7 @@ EXACT = {
     "hardshrink": lambda x, y: F.hardshrink(x, 0.3), "softshrink": lambda x, y: F.softshrink(x, 0.3),
     "threshold": lambda x, y: F.threshold(x, 0.3, -0.7), "shrink_backward": lambda x, y: aten.softshrink_backward(y, x, 0.3),
     "nan_to_num": lambda x, y: x.nan_to_num(), "nan_to_num_to": lambda x, y: x.nan_to_num(0.1, 2.0, -0.0),
-    "copysign": lambda x, y: torch.copysign(y, x), "heaviside": lambda x, y: torch.heaviside(x, y),
+    "heaviside": lambda x, y: torch.heaviside(x, y),
     "fmax": lambda x, y: torch.fmax(x, y), "fmin": lambda x, y: torch.fmin(y, x),
     "isposinf": lambda x, y: x.isposinf(), "isneginf": lambda x, y: x.isneginf(),
     "floor_division": lambda x, y: x // y, "trunc_division": lambda x, y: torch.div(x, y, rounding_mode="trunc"),

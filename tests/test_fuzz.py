@@ -35,19 +35,24 @@ def test_random_programs_mean_what_eager_means(genome):
     assert_same(program)
 
 
-def assert_same(program):
-    """As eager to the bit by torch's own calls; where kernels run, but for rounding."""
+def assert_same(program, may_refuse=False):
+    """As eager to the bit by torch's own calls; where kernels run, but for rounding. Returns whether it was compiled."""
     for compiler, tolerant in (("tracejit:torch", False), ("tracejit", True)):
         outcome = run.judge(program, run.compiler(compiler), tolerant)
+        if may_refuse and outcome.kind == "unsupported" and "which eager does not" in outcome.problems[0]:
+            return False
         assert outcome.kind in ("same", "unstable", "rounded"), explain(program, outcome)
+    return True
 
 
 @pytest.mark.parametrize("options, share", [(programs.Options(), 2), (programs.Options(grad=True), 3),
                                             (programs.Options(large=True, max_statements=6), 30)],
                          ids=["long", "grad", "large"])
 def test_long_random_programs_gradients_and_large_shapes_mean_what_eager_means(options, share):
-    for index in range(EXAMPLES // share):
-        assert_same(run.draw(SEED, index, options))
+    """With gradients, one in 300 may run eagerly: fake tensors replay views that autograd describes by their strides."""
+    n = EXAMPLES // share
+    compiled = [assert_same(run.draw(SEED, index, options), options.grad) for index in range(n)]
+    assert compiled.count(False) <= n // 300
 
 
 @pytest.mark.parametrize("options", [programs.Options(), programs.Options(grad=True, branches=True)],
@@ -165,6 +170,23 @@ def test_the_rounding_of_a_sum_is_a_share_of_its_terms():
     terms = torch.tensor([1.0, 1e-7, -1.0, 3e-8])
     assert not rounded(lambda x: x.sum(), lambda: [terms.clone()], lambda x: x.double().sum().float())
     assert rounded(lambda x: x.sum(), lambda: [terms.clone()], lambda x: x.sum() + 1e-4)
+
+
+def test_a_sum_whose_terms_overflow_is_open_and_one_of_infinities_is_not():
+    large = torch.tensor([3e38, 3e38, -3e38, -3e38])
+    for program in (torch.sum, torch.mean):
+        assert not rounded(program, lambda: [large.clone()], lambda x: x.new_tensor(float("nan")))
+        assert not rounded(program, lambda: [large.clone()], lambda x: x.new_tensor(-float("inf")))
+        assert rounded(program, lambda: [large.clone() / 16], lambda x: x.new_tensor(float("inf")))
+        assert rounded(program, lambda: [torch.tensor([float("inf"), 1.0])], lambda x: x.new_tensor(float("nan")))
+
+
+def test_gradients_at_nan_are_open_where_eagers_vectors_and_scalars_disagree():
+    def backward(x):
+        return torch.ops.aten.hardshrink_backward(torch.ones_like(x), x, 0.5)
+    x = torch.full((24,), float("nan"))
+    assert not rounded(backward, lambda: [x.clone()], torch.ones_like)
+    assert rounded(backward, lambda: [torch.full_like(x, 2.0)], torch.zeros_like)
 
 
 def test_the_sign_of_zeros_is_open_only_where_eager_has_both():

@@ -5,7 +5,6 @@ The call is captured as it would be for its arguments on the CPU; then every ten
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Callable, Optional
 
 import torch
@@ -23,6 +22,7 @@ from .executors import nvrtc
 from .executors.cupy import kernels_of
 from .executors.fusible import MOST_CALLS, can_lower
 from .executors.registry import Executor
+from .ir.cached import cached_property
 from .ir.proxy import TensorProxy
 from .ir.symbol import Symbol
 from .ir.trace import BoundSymbol, Trace

@@ -48,6 +48,7 @@ is_zero_tensor: Callable[[torch.Tensor], bool] = _find("_is_zerotensor")
 storage_use_count: Callable[[int], int] = _find("_C._storage_Use_Count")       # of a storage's address
 below_dispatch_modes: Callable = _find("_C._DisableTorchDispatch")             # a context
 run_backward: Callable = _find("autograd.graph._engine_run_backward")          # what torch.autograd.grad calls
+set_versions: Callable = _find("_C._autograd._unsafe_set_version_counter")     # (tensors, versions)
 _top_hooks: Callable = _find("_C._autograd._top_saved_tensors_default_hooks")
 _is_wrapped: Callable = _find("_C._functorch.is_functorch_wrapped_tensor")
 _is_functional: Callable = _find("_is_functional_tensor")

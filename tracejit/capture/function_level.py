@@ -40,6 +40,7 @@ _GRAD_FN_GET, _VERSION_GET = _T.grad_fn.__get__, _T._version.__get__
 _EFFECTS = frozenset({_T.register_hook, _T.register_post_accumulate_grad_hook, _T.retain_grad, _T.requires_grad_,
                       _T.backward, torch.autograd.backward, torch.autograd.grad, _DATA_SET, _T.grad.__set__,
                       _T.requires_grad.__set__, _T.grad.__delete__})
+_CUTS_HISTORY = frozenset({_T.detach_, torch.detach_})       # no ATen call either, but a forward and a backward trace show it
 # Of these, what only takes gradients: it shows in ATen calls, and in the `.grad` of leaves.
 _TAKES_GRADIENTS = frozenset({torch.autograd.backward, torch.autograd.grad, _T.grad.__set__, _T.grad.__delete__})
 # Composite functions that choose their ATen calls by whether a tensor is subclass-like, as fakes are and real tensors
@@ -177,7 +178,7 @@ class FunctionLevel(TorchFunctionMode):
         leaves, out_spec = tree_flatten(out)
         outputs = [self.recorder.object_proxy(self._fake(o)) if isinstance(o, _T) else number_of(o) or o for o in leaves]
         fresh = any(isinstance(o, _T) and id(self._fake(o)) not in self.named for o in leaves)
-        if not (effect or fresh or len(self.recorder.bound_symbols) > first):
+        if not (effect or func in _CUTS_HISTORY or fresh or len(self.recorder.bound_symbols) > first):
             return
         names, now, flat, spec = call
         self._note_fakes_in_callables(names)

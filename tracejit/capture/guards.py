@@ -6,11 +6,11 @@ Entries of one arguments' key are grouped by which state they read; within a gro
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Hashable, Optional
 
 import torch
 
+from ..ir.cached import cached_property
 from .gradients_inside import has_hooks
 from .inputs import CallInputs, StorageKeys
 from .locations import KeyReader

@@ -6,11 +6,11 @@ arguments are one object and which share a storage.
 from __future__ import annotations
 
 import inspect
-from functools import cached_property
 from typing import Any, Callable, Hashable, Optional
 
 import torch
 
+from ..ir.cached import cached_property
 from .state import identity
 from .structure import PLAIN, Structure, flatten, is_dataclass_value
 

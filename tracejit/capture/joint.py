@@ -19,23 +19,13 @@ from ..ir.symbol import SCHEMAS_THAT_LIE
 from ..ir.trace import NOWHERE, BoundSymbol, Trace
 from ..torch_private import run_backward
 from .fakes import NEEDS_DATA
+from .histories import UNTOLD, Start, computed_from, groups, history, leads_to, nodes, stage_numbers, summand_counts
 from .recorder import Recorder
-from .result_views import result_views
-
-
-UNTOLD = "untold"
+from .result_views import ResultView, result_views
 
 
 class NoSplit(Exception):
     """Why the program has no forward and backward trace of its own."""
-
-
-def history(t: torch.Tensor) -> Any:
-    """`grad_fn`; UNTOLD for a view whose history autograd refuses to tell, or cannot make anew, since its base was written."""
-    try:
-        return t.grad_fn
-    except (RuntimeError, IndexError):
-        return UNTOLD
 
 
 # (stride) of a tangent, or None for a result that no gradient reached
@@ -47,9 +37,11 @@ class Joint:
     """`ops`: inputs, then tangents -> results, then a gradient (None: not reached) for each of `targets`.
 
     results: how many outputs the forward pass has; differentiable: which of them carry gradients, one tangent each;
-    stages: for each of those, how many others one after another it is computed from: autograd reaches them through it;
-    inner: which of them others are computed from; retained: which keep their gradients; targets: what gradients are of: an input k, or the differentiable result
-    n as -1 - n; summands: how many gradients autograd adds up for each; read: the storages that the backward calls look at.
+    stages: for each of those, when its part of the history is made: after what it is computed from, through which autograd reaches it;
+    inner: which of them others are computed from; retained: which keep their gradients; rebased: which of them are inputs, and
+    which one, that the program writes with history; severed: the inputs among them whose history goes on without the one they came
+    with; targets: what gradients are of: an input k, as it came, or the differentiable result n as -1 - n; summands: how many
+    gradients autograd adds up for each; read: the storages that the backward calls look at, and in which stages.
     """
 
     ops: Trace
@@ -58,9 +50,11 @@ class Joint:
     stages: tuple[int, ...]
     inner: tuple[int, ...]
     retained: tuple[int, ...]
+    rebased: dict[int, int]
+    severed: frozenset[int]
     targets: tuple[int, ...]
     summands: tuple[int, ...]
-    read: frozenset[int]
+    read: dict[int, frozenset[int]]
     recording: "Recording"
 
     def again(self, layouts: tuple[Layout, ...]) -> "Joint":
@@ -71,11 +65,13 @@ class Joint:
     def tangents(self) -> tuple[TensorProxy, ...]:
         return self.ops.inputs[len(self.ops.inputs) - len(self.differentiable):]
 
-    def saved(self, functional: Trace) -> frozenset[int]:
-        """The visible storages, as the functionalized trace names them, of which eager keeps a tensor for backward."""
+    def saved(self, functional: Trace) -> dict[int, frozenset[int]]:
+        """The visible storages, as the functionalized trace names them, of which eager keeps a tensor for backward, and for
+        which stages."""
         both = zip(functional.output[:self.results], self.ops.output)
-        results = {o.storage for o, recorded in both if isinstance(o, TensorProxy) and recorded.storage in self.read}
-        return frozenset(results | {p.storage for p in self.ops.inputs if p.storage in self.read})
+        results = {o.storage: self.read[recorded.storage] for o, recorded in both
+                   if isinstance(o, TensorProxy) and recorded.storage in self.read}
+        return results | {p.storage: self.read[p.storage] for p in self.ops.inputs if p.storage in self.read}
 
 
 # Derivatives that choose their formula by the values, or by whether tensors are subclasses, as fakes are.
@@ -85,22 +81,36 @@ _CHOOSES_BY_VALUE = ("ProdBackward", "CumprodBackward", "LinalgEigBackward", "Li
 class Recording:
     """A finished forward recording: what it takes to record the backward pass, as often as asked."""
 
-    def __init__(self, recorder: Recorder, forward: Trace, outputs: list, inputs: list[torch.Tensor], unique: Callable) -> None:
-        """`outputs`: the results as fakes and plain values; `inputs`: a fake for each input of `forward`."""
-        self.recorder, self.forward, self.outputs, self.inputs = copy.copy(recorder), forward, tuple(outputs), tuple(inputs)
-        every = _differentiable(self.outputs, self.inputs)
+    def __init__(self, recorder: Recorder, forward: Trace, outputs: list, inputs: list[torch.Tensor], starts: list[Start],
+                 unique: Callable) -> None:
+        """`outputs`: the results as fakes and plain values; `inputs`: a fake for each input of `forward`, and how it came. Those
+        whose history the program changes are results, too, after the others."""
+        self.recorder, self.inputs, self.starts = copy.copy(recorder), tuple(inputs), starts
+        places = {len(outputs) + n: k for n, k in enumerate(_rebased(forward, inputs, starts))}
+        self.forward = forward = forward.replace(output=(*forward.output, *(forward.inputs[k] for k in places.values())))
+        self.outputs = (*outputs, *(inputs[k] for k in places.values()))
+        every = (*_differentiable(outputs, self.inputs), *places)
         if any(history(t) is UNTOLD for t in (*(self.outputs[k] for k in every), *self.inputs)):
             raise NoSplit("a view made under no_grad of memory that was written since is an argument or a result")
         self.views = result_views(forward, self.outputs, every)
+        _refuse_outdated(self.views, forward, set(places.values()))
         self.differentiable = tuple(k for k in every if not any(k in v.positions for v in self.views))
-        self.wanted = tuple(k for k, t in enumerate(self.inputs) if t.requires_grad)
+        self.rebased = {n: places[k] for n, k in enumerate(self.differentiable) if k in places}
+        self.severed = frozenset(k for k in places.values() if starts[k].edge and not leads_to(inputs[k].grad_fn, starts[k].edge))
+        self.wanted = tuple(k for k, start in enumerate(starts) if start.requires_grad)
         self.names = [unique(f"tangent_{k}") for k in range(len(self.differentiable))]
         results = [self.outputs[k] for k in self.differentiable]
-        self.stages, self.inner = _stages(results)
+        self.before = computed_from(results)
+        self.inner = tuple(sorted(set().union(*self.before)))
+        self.stages = stage_numbers(self.before, groups(results, [self.came(k) for k in self.wanted], self.rebased))
         self.retained = tuple(n for n, r in enumerate(results) if r.retains_grad)
-        self.summands = _summands(results, {k: self.inputs[k] for k in self.wanted} | {-1 - n: results[n] for n in self.inner})
+        self.summands = summand_counts(results, {k: self.came(k) for k in self.wanted} | {-1 - n: results[n] for n in self.inner})
         self.recorder.on_new_input = _refuse_real_tensor
         self.recorder.source = lambda: NOWHERE
+
+    def came(self, k: int) -> Any:
+        """What the gradient of input k is asked of: one that the program writes with history is a result, too."""
+        return self.starts[k].edge if k in self.rebased.values() else self.inputs[k]
 
     def joint(self, layouts: Optional[tuple[Layout, ...]] = None, run: Optional[Callable] = None, staged: bool = True) -> Joint:
         """Record the backward pass for tangents laid out like this; by default like the results.
@@ -108,14 +118,13 @@ class Recording:
         run: calls the backward pass under the recorder given, with more than the recorder on. staged: a result that others
         are computed from gets a gradient of its own, and what is before it follows from its tangent alone.
         """
-        if not staged and set(self.retained) & set(self.inner):
-            raise NoSplit("the gradient of a result that others are computed from is retained")
+        if not staged and {*self.retained, *self.rebased} & set(self.inner):
+            raise NoSplit("the gradient of a result that others are computed from is retained, or it is a written argument")
         recorder, forward = self.private_recorder(), self.forward
         tangents = self.tangents(layouts)
         proxies = [self.proxy(recorder, t, n) for n, t in enumerate(tangents)]
-        inner = self.inner if staged else ()
         first = len(recorder.bound_symbols)
-        found = self.run(recorder, tangents, inner, run or _under_recorder)
+        found = self.run(recorder, tangents, staged, run or _under_recorder)
         gradients = {target: recorder.proxy(g) if g is not None else None for target, g in found.items()}
         if layouts is None:                                    # autograd must not be led to inputs that nothing reaches
             gradients = {target: g for target, g in gradients.items() if g is not None}
@@ -127,11 +136,12 @@ class Recording:
         ops = forward.replace(inputs=(*forward.inputs, *proxies), bound_symbols=(*forward.bound_symbols, marker, *calls),
                               output=(*forward.output, *gradients.values()))
         uncounted = {w.storage for b in forward.bound_symbols if b.sym.overload in SCHEMAS_THAT_LIE for w in b.written}
-        read = {a.storage for b in calls for a in b.tensor_args} - uncounted       # eager does not find such writes
         stages = self.stages if staged else (0,) * len(self.stages)
+        read = {storage: found for storage, found in _read_by_stage(calls, dict(zip(proxies, stages))).items()
+                if storage not in uncounted}                   # eager does not find such writes
         summands = tuple(self.summands.get(target, 1) for target in gradients)
-        return Joint(ops, len(forward.output), self.differentiable, stages, self.inner, self.retained, tuple(gradients),
-                     summands, frozenset(read), self)
+        return Joint(ops, len(forward.output), self.differentiable, stages, self.inner, self.retained, self.rebased, self.severed,
+                     tuple(gradients), summands, read, self)
 
     def private_recorder(self) -> Recorder:
         """A recorder that knows what the forward pass knew, and tells it nothing."""
@@ -161,12 +171,13 @@ class Recording:
                 tangent = torch.empty_like(self.outputs[self.differentiable[k]])
         return recorder.new_proxy(tangent, self.names[k])
 
-    def run(self, recorder: Recorder, tangents: list, inner: tuple[int, ...], run: Callable) -> dict[int, Any]:
-        """The gradients by target."""
+    def run(self, recorder: Recorder, tangents: list, staged: bool, run: Callable) -> dict[int, Any]:
+        """The gradients by target. staged: of what is computed from a result without a tangent nothing is asked."""
         found: dict[int, Any] = {}
-        if any(tangents[n] is None for n in inner):
-            raise NoSplit("no gradient reaches a result that others are computed from")
-        roots = [n for n, t in enumerate(tangents) if t is not None and n not in inner]
+        absent = {n for n, t in enumerate(tangents) if t is None}
+        asked = [n for n in range(len(tangents)) if n not in absent and not (staged and self.before[n] & absent)]
+        inner = set().union(*(self.before[n] for n in asked)) if staged else set()
+        roots = [n for n in asked if n not in inner]
         if not roots or not self.wanted:
             return dict.fromkeys(self.wanted)
 
@@ -175,9 +186,9 @@ class Recording:
                 found[-1 - n] = gradient
                 return tangents[n]
             return hook
-        hooks = [self.outputs[self.differentiable[n]].register_hook(cut(n)) for n in inner]
+        hooks = [self.outputs[self.differentiable[n]].register_hook(cut(n)) for n in sorted(inner)]
         outputs = tuple(self.outputs[self.differentiable[n]] for n in roots)
-        inputs = tuple(self.inputs[k] for k in self.wanted)
+        inputs = tuple(map(self.came, self.wanted))
         try:
             with torch.autocast("cpu", enabled=False):
                 made = run(recorder, lambda: run_backward(outputs, tuple(tangents[n] for n in roots), True, False, inputs,
@@ -212,44 +223,54 @@ def _differentiable(outputs: tuple, inputs: tuple) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _stages(results: list[torch.Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(for each result, how many others one after another it is computed from; those that others are computed from)."""
-    own = {(r.grad_fn, r.output_nr): n for n, r in enumerate(results) if r.grad_fn is not None}
-    before: list[set[int]] = []
-    for r in results:
-        todo, seen, found = [r.grad_fn], {r.grad_fn}, set()
-        while todo:
-            node = todo.pop()
-            for edge in node.next_functions if node is not None else ():
-                found |= {own[edge]} if edge in own else set()
-                if edge[0] not in seen:
-                    seen.add(edge[0])
-                    todo.append(edge[0])
-        before.append(found)
-    depth: dict[int, int] = {}
-    for n in sorted(range(len(results)), key=lambda n: len(before[n])):        # what it is computed from comes first
-        depth[n] = 1 + max((depth.get(m, 0) for m in before[n]), default=-1)
-    return tuple(depth[n] for n in range(len(results))), tuple(sorted(set().union(*before)))
-
-
-def _summands(results: list[torch.Tensor], targets: dict[int, torch.Tensor]) -> dict[int, int]:
-    """How many gradients autograd adds up for each target: the edges that lead to it."""
-    edges = {(t.grad_fn, t.output_nr): target for target, t in targets.items() if t.grad_fn is not None}
-    leaves = {id(t): target for target, t in targets.items() if t.is_leaf}
-    found: dict[int, int] = {}
-    todo = [r.grad_fn for r in results if r.grad_fn is not None]
-    seen = set(todo)
-    todo = list(seen)
-    while todo:
-        for edge in todo.pop().next_functions:
-            leaf = getattr(edge[0], "variable", None)          # of the node that accumulates its gradient
-            target = edges.get(edge) if leaf is None else leaves.get(id(leaf))
-            if target is not None:
-                found[target] = found.get(target, 0) + 1
-            if edge[0] is not None and edge[0] not in seen:
-                seen.add(edge[0])
-                todo.append(edge[0])
+def _rebased(forward: Trace, inputs: list[torch.Tensor], starts: list[Start]) -> list[int]:
+    """The inputs whose history the program changes; NoSplit where it does so otherwise than by writes to what they hold."""
+    found = [k for k, (t, start) in enumerate(zip(inputs, starts)) if start.differs(t)]
+    storages = [p.storage for p in forward.inputs]
+    moved = {w.storage for b in forward.bound_symbols if b.sym.moves_metadata for w in b.written}
+    for k in found:
+        if inputs[k]._is_view() or storages.count(storages[k]) > 1:
+            raise NoSplit("an argument that is a view, or shares memory with another, is written with history")
+        if _viewed_apart(forward.bound_symbols, storages[k]):
+            raise NoSplit("an argument that is written with history is viewed under no_grad before")
+        if storages[k] in moved:
+            raise NoSplit("an argument that is written with history changes its metadata")
+        if inputs[k].grad_fn is None or starts[k].requires_grad and starts[k].edge is None:
+            raise NoSplit("an argument changes its autograd history otherwise than by a write")
     return found
+
+
+def _refuse_outdated(views: tuple[ResultView, ...], forward: Trace, rebased: set[int]) -> None:
+    """NoSplit for a view of an argument that is written later: autograd makes its history anew, by strides."""
+    last = {w.storage: n for n, b in enumerate(forward.bound_symbols) for w in b.written}
+    for v in views:
+        made = v.steps[-1][0]
+        if v.source in rebased and last[forward.inputs[v.source].storage] > forward.bound_symbols.index(made):
+            raise NoSplit("a view of an argument is a result, and the argument is written since")
+
+
+def _viewed_apart(calls: tuple[BoundSymbol, ...], storage: int) -> bool:
+    """Is a view of it made under no_grad before a write with history? Autograd refuses to tell its history then."""
+    writes = [n for n, b in enumerate(calls) if b.modes.grad and any(w.storage == storage for w in b.written)]
+    return any(not b.modes.grad and not b.written and any(o.storage == storage for o in b.tensor_outputs)
+               for b in calls[:max(writes, default=0)])
+
+
+def _read_by_stage(calls: list[BoundSymbol], stages: dict[TensorProxy, int]) -> dict[int, frozenset[int]]:
+    """The storages that backward calls read, and for the tangents of which stages. What depends on none is for those who read it."""
+    depends = {tangent: frozenset((stage,)) for tangent, stage in stages.items()}
+    behind: dict[TensorProxy, frozenset[int]] = {}
+    read: dict[int, frozenset[int]] = {}
+    for b in calls:
+        found = frozenset().union(*(depends.get(a, ()) for a in b.tensor_args))
+        storages = frozenset(a.storage for a in b.tensor_args).union(*(behind.get(a, ()) for a in b.tensor_args))
+        if found:
+            read.update((s, read.get(s, frozenset()) | found) for s in storages)
+            depends.update(dict.fromkeys(b.tensor_outputs, found))
+        else:
+            behind.update(dict.fromkeys(b.tensor_outputs, storages))
+    last = frozenset((max(stages.values()),))
+    return dict.fromkeys(frozenset().union(*behind.values()), last) | read
 
 
 def refuse_hooks_on_results(recording: Recording, hooked: list[torch.Tensor]) -> None:
@@ -261,15 +282,9 @@ def refuse_hooks_on_results(recording: Recording, hooked: list[torch.Tensor]) ->
 
 def refuse_derivatives_by_value(recording: Recording) -> None:
     """NoSplit if the history has a node whose recorded formula is not the one that eager would choose."""
-    todo = [recording.outputs[k].grad_fn for k in recording.differentiable]
-    seen = set(todo)
-    while todo:
-        node = todo.pop()
+    for node in nodes(*(recording.outputs[k].grad_fn for k in recording.differentiable)):
         if node.name().startswith(_CHOOSES_BY_VALUE) or _sums_what_is_selected(node):
             raise NoSplit(f"the formula of {node.name()} depends on values")
-        following = {f for f, _ in node.next_functions if f is not None} - seen
-        seen |= following
-        todo += following
 
 
 def _sums_what_is_selected(node: Any) -> bool:
@@ -278,20 +293,20 @@ def _sums_what_is_selected(node: Any) -> bool:
 
 
 def refuse_what_aliases(recording: Recording) -> None:
-    """NoSplit where gradients flow through memory that arguments or results share, or that the program writes."""
+    """NoSplit where gradients flow through memory that arguments or results share, or that the program writes unseen by it."""
     inputs, modes = recording.forward.inputs, recording.forward.notes["modes"]
     if any(b.modes.inference != modes.inference for b in recording.forward.bound_symbols):
         raise NoSplit("inference mode inside")
     written = {w.storage for b in recording.forward.bound_symbols for w in b.written}
-    if any(inputs[k].storage in written for k in recording.wanted):
-        raise NoSplit("an argument that requires gradients is written")
+    if any(inputs[k].storage in written for k in recording.wanted if k not in recording.rebased.values()):
+        raise NoSplit("an argument that requires gradients is written without history")
     viewed = [n for v in recording.views for n in v.positions]
     if any(recording.outputs[k].retains_grad for k in viewed):
         raise NoSplit("the gradient of a result that is a view is retained")
     if any(recording.outputs[k].grad_fn is None for k in (*recording.differentiable, *viewed)):
         raise NoSplit("a result requires gradients without a history, as a view made under no_grad does")
     taken = {t.untyped_storage()._cdata for t in recording.inputs}
-    for k in recording.differentiable:
+    for k in (k for n, k in enumerate(recording.differentiable) if n not in recording.rebased):
         storage = recording.outputs[k].untyped_storage()._cdata
         if storage in taken:
             raise NoSplit("a differentiable result shares memory with an argument or another result")

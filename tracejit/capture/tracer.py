@@ -28,9 +28,9 @@ from .changing import Places
 from .collector import collector_paused
 from .guards import ARGUMENT, GRAD, NUMBER, STATE, Guards, InputSource
 from .gradients_inside import refuse_hidden_hooks, used_up
+from .histories import MADE_HERE, Start, history
 from .inputs import CallInputs, any_overlap, argument_names
-from .joint import (Joint, NoSplit, Recording, history, refuse_derivatives_by_value, refuse_hooks_on_results,
-                    refuse_what_aliases)
+from .joint import Joint, NoSplit, Recording, refuse_derivatives_by_value, refuse_hooks_on_results, refuse_what_aliases
 from .modes import global_settings, refuse_changed_settings, restore_settings
 from .numbers import Number, NumberNode, number_of
 from .reads import StateReads
@@ -95,7 +95,7 @@ class _Capture:
         self.sources: list[InputSource] = []
         self.numbers: list[tuple] = []                         # (value, source, proxy) of inputs that are floats
         self.start_grad: dict[int, Optional[torch.Tensor]] = {}       # id(fake) -> its `.grad` at first
-        self.start: dict[int, tuple] = {}                      # id(fake) -> (requires_grad, history) at first
+        self.start: dict[int, Start] = {}                      # id(fake) -> its history at first
         self.taken = {"torch", "inf", "nan", "complex", "slice", name}
         self.modes = current_modes()
 
@@ -112,7 +112,7 @@ class _Capture:
             self.sources.append(source)
             self.proxies.append(proxy)
             fake = self.fakes.find(value)
-            self.start[id(fake)], self.start_grad[id(fake)] = (False, None), None
+            self.start[id(fake)], self.start_grad[id(fake)] = Start.of(fake), None
         generator, settings = torch.get_rng_state(), global_settings()
         try:
             with quiet_logs():
@@ -175,7 +175,7 @@ class _Capture:
             self.tensors.append(real)
             self.sources.append(source)
             self.level.named.add(id(fake))
-            self.start[id(fake)] = (fake.requires_grad, history(fake))
+            self.start[id(fake)] = Start.of(fake)
             self.start_grad[id(fake)] = self.fakes.first_grad(fake)
             self.proxies.append(self.level.recorder.new_proxy(fake, self.unique(name)))
         return fake
@@ -268,13 +268,13 @@ class _Capture:
         result has history."""
         level, fakes = self.level, [self.fakes.find(t) for t in self.tensors]
         try:
-            if any(self.history_changed(f) for f in fakes):
-                raise NoSplit("an argument changes its autograd history")
             if self.modes.autocast is not None and self.modes.autocast[2]:
                 raise NoSplit("autocast around the call keeps casts of weights for later calls")
             if level.whole:
                 raise NoSplit(f"{level.whole} is recorded as one call")
-            recording = Recording(level.recorder, ops, outputs, fakes, self.unique)
+            recording = Recording(level.recorder, ops, outputs, fakes, [self.start[id(f)] for f in fakes], self.unique)
+            if recording.rebased and (level.unnamed or self.modes.autocast is not None):
+                raise NoSplit("an argument that may be a view at a later call is written with history")
             refuse_what_aliases(recording)
             refuse_derivatives_by_value(recording)
             refuse_hooks_on_results(recording, level.hooked)
@@ -292,7 +292,7 @@ class _Capture:
         fakes = [self.fakes.find(t) for t in self.tensors]
         grads: list[tuple[int, int]] = []
         try:
-            if any(self.history_changed(f) for f in fakes):
+            if any(self.start[id(f)].differs(f) for f in fakes):
                 raise NoSplit("an argument changes its autograd history")
             refuse_hidden_hooks(self.level, self.tensors)
             for k, f in enumerate(fakes):
@@ -328,9 +328,6 @@ class _Capture:
             return self.reads.watch_again(record)
         except UnsupportedError as error:
             raise NoSplit(str(error)) from error
-
-    def history_changed(self, fake: torch.Tensor) -> bool:
-        return (fake.requires_grad, history(fake)) != self.start[id(fake)]
 
     def take(self, value: Any, outputs: list) -> Structure:
         """Flatten a result or a stored value into `outputs`, its tensors as fakes."""
@@ -370,10 +367,10 @@ class _Capture:
         if _raises_after_a_move(level.recorder.bound_symbols):
             because = because or "an error shows metadata as it was by then"
         for t, _ in level.recorder.kept:
-            requires_grad, before = self.start.get(id(t), (False, None))
-            if history(t) is not before:
+            start = self.start.get(id(t), MADE_HERE)
+            if history(t) is not start.history:
                 because = because or AUTOGRAD
-            elif t.requires_grad != requires_grad and not t._is_view():
+            elif t.requires_grad != start.requires_grad and not t._is_view():
                 because = because or "requires_grad"
         return because
 

@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Optional
 
 import torch
 
+from ..ir.cached import cached_property
 from ..ir.prims import NUMBER_OPS
 from ..ir.proxy import TensorConstant, TensorProxy, some_number
 from ..ir.trace import BoundSymbol

@@ -9,7 +9,7 @@ from typing import Callable
 
 import torch
 
-from .angles import near_then_full
+from .rare import near_then_full
 from .c import Block
 from .dialect import Dialect
 from .kernel import Kernel
@@ -35,7 +35,8 @@ class CpuDialect(Dialect):
     not_positive = {"exp": "exp_low"}
     # float has inline vector code for these; double and the rest call the C library
     own = frozenset({"exp", "exp_low", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "sinh",
-                     "cosh", "tanh", "erf", "pow"})
+                     "cosh", "tanh", "asin", "acos", "atan", "atan2", "asinh", "acosh", "atanh", "erf", "erfc", "hypot",
+                     "pow"})
 
     def function(self, op: str, kind: str) -> str:
         return f"tj_{op}_f" if kind == "f" and op in self.own else super().function(op, kind)
@@ -145,9 +146,9 @@ def _entry(kernel: Kernel, w: Writer, body: Body, pointers: Block) -> list[str]:
 # ------------------------------------------------------------ the helpers that a text needs
 
 @lru_cache(None)
-def _prelude(name: str) -> tuple[str, list[tuple[frozenset[str], str]]]:
-    """(what every text needs, [(names, text)] of helpers in order)."""
-    chunks = (Path(__file__).parent / name).read_text().split("\n\n")
+def _prelude(*names: str) -> tuple[str, list[tuple[frozenset[str], str]]]:
+    """(what every text needs, [(names, text)] of helpers in order): a first chunk, and chunks of the others."""
+    chunks = "\n\n".join((Path(__file__).parent / name).read_text() for name in names).split("\n\n")
     helpers = []
     for chunk in chunks[1:]:
         listed = re.findall(r"\btj_\w+", " ".join(re.findall(r"/\*(.*?)\*/", chunk)))
@@ -156,9 +157,9 @@ def _prelude(name: str) -> tuple[str, list[tuple[frozenset[str], str]]]:
     return chunks[0], helpers
 
 
-def with_helpers(text: str, prelude: str = "prelude.c") -> str:
+def with_helpers(text: str, *preludes: str) -> str:
     """The text below exactly the helpers that it calls."""
-    base, helpers = _prelude(prelude)
+    base, helpers = _prelude(*(preludes or ("prelude.c", "functions.c")))
     needed, waiting = set(), set(re.findall(r"\btj_\w+", text))
     while waiting:
         name = waiting.pop()

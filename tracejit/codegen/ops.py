@@ -203,7 +203,7 @@ ELEMENTWISE: dict[str, Row] = {
     "asin": unary("asin"), "acos": unary("acos"), "atan": unary("atan"), "sinh": unary("sinh"), "cosh": unary("cosh"),
     "tanh": unary("tanh"), "asinh": unary("asinh"), "acosh": unary("acosh"), "atanh": unary("atanh"),
     "erf": unary("erf"), "erfc": unary("erfc"), "sigmoid": unary("sigmoid"), "silu": unary("silu"),
-    "atan2": binary("atan2", FLOATS, heavy=True), "hypot": binary("hypot", (torch.float32, torch.float64), heavy=True),
+    "copysign": binary("copysign", FLOATS), "atan2": binary("atan2", FLOATS, heavy=True), "hypot": binary("hypot", (torch.float32, torch.float64), heavy=True),
     "maximum": binary("maximum", DTYPES), "minimum": binary("minimum", DTYPES),
     "clamp": Row("elementwise", _clamp, ("self", "min", "max"), NUMERIC, accepts=_numbers_fit),
     "clamp_min": _limit("clamp_min", "min"), "clamp_max": _limit("clamp_max", "max"),

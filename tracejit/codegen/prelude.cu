@@ -53,6 +53,7 @@ EW u8 tj_div_trunc_u(u8 a, u8 b) { return a / b; }
 EW u8 tj_div_floor_u(u8 a, u8 b) { return a / b; }
 
 #define REAL(t, s, f) \
+  EW t tj_fmod_##s(t a, t b) { return fmod##f(a, b); } \
   EW t tj_mod_##s(t a, t b) { t m = fmod##f(a, b); return m != 0 && (b < 0) != (m < 0) ? m + b : m; } \
   EW t tj_div_floor_##s(t a, t b) { \
     if (b == 0) return a / b; \
@@ -61,7 +62,7 @@ EW u8 tj_div_floor_u(u8 a, u8 b) { return a / b; }
     if (d == 0) return copysign##f((t)0, a / b); \
     t q = floor##f(d); \
     return d - q > (t)0.5 ? q + 1 : q; }
-REAL(float, f, f) REAL(double, d, ) /* tj_mod_f( tj_mod_d( tj_div_floor_f( tj_div_floor_d( */
+REAL(float, f, f) REAL(double, d, ) /* tj_fmod_f( tj_fmod_d( tj_mod_f( tj_mod_d( tj_div_floor_f( tj_div_floor_d( */
 
 #define ACTIVATIONS(t, s, f) \
   EW t tj_lerp_##s(t a, t b, t w) { int near = fabs##f(w) < (t)0.5; return fma##f(near ? w : w - 1, b - a, near ? a : b); } \

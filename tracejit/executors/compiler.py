@@ -9,6 +9,7 @@ import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Optional
 
 from ..options import compiler_command
 
@@ -57,9 +58,11 @@ def _cpuinfo() -> str:
     return path.read_text() if path.exists() else platform.processor()
 
 
-def width_flags() -> tuple[str, ...]:
-    """Whole vector registers where the processor has wide ones."""
-    return ("-mprefer-vector-width=512",) if "avx512f" in _cpuinfo() else ()
+@lru_cache(None)
+def machine_flags() -> tuple[str, ...]:
+    """Whole vector registers where the processor has wide ones. gcc's PRE makes jumps of selects, which its vectorizer does not take."""
+    wide = ("-mprefer-vector-width=512",) if "avx512f" in _cpuinfo() else ()
+    return wide if "clang" in machine() else (*wide, "-fno-tree-pre")
 
 
 @dataclass(frozen=True)
@@ -74,10 +77,10 @@ class Building:
     def running(self) -> bool:
         return self.process.poll() is None
 
-    def end(self, seconds: float = TIMEOUT) -> None:
-        """Wait until the object is there. Raises CompilerError."""
+    def end(self, seconds: Optional[float] = None) -> None:
+        """Wait until the object is there, by default for TIMEOUT seconds. Raises CompilerError."""
         try:
-            errors = self.process.communicate(timeout=seconds)[1]
+            errors = self.process.communicate(timeout=TIMEOUT if seconds is None else seconds)[1]
             if self.process.returncode or not self.made.exists():
                 raise CompilerError(f"{' '.join(self.process.args)} failed; the source is {self.source}:\n{errors[-2000:]}")
         except subprocess.TimeoutExpired as error:
@@ -98,7 +101,7 @@ def begin(path: Path, text: str, more: tuple[str, ...] = ()) -> Building:
     """Start the compiler on a text, the object of which is to be at `path` in the end; more: flags. Raises CompilerError."""
     source = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}.c")
     made = source.with_suffix(".tmp")
-    command = [*compiler(), *FLAGS, *width_flags(), *more, str(source), "-o", str(made), "-lm"]
+    command = [*compiler(), *FLAGS, *machine_flags(), *more, str(source), "-o", str(made), "-lm"]
     try:
         source.parent.mkdir(mode=0o700, parents=True, exist_ok=True)       # somebody may have removed it
         source.write_text(text)

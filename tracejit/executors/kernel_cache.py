@@ -19,7 +19,7 @@ from typing import Any, Optional, Sequence, Union
 
 from ..codegen.source import Source, together
 from .compile_lock import CompileLock
-from .compiler import FLAGS, TIMEOUT, Building, CompilerError, HungCompiler, NoCompiler, begin, compiler, machine, width_flags
+from .compiler import FLAGS, Building, CompilerError, HungCompiler, NoCompiler, begin, compiler, machine, machine_flags
 from .disk_cache import DiskCache
 
 __all__ = ["CompilerError", "HungCompiler", "KernelCache", "Library", "NoCompiler", "PartInC", "compiler", "machine"]
@@ -30,7 +30,7 @@ def _processors() -> int:
 
 
 def _key(text: str, more: tuple[str, ...] = ()) -> str:
-    return hashlib.sha256("\n".join([text, *FLAGS, *width_flags(), *more, machine()]).encode()).hexdigest()[:32]
+    return hashlib.sha256("\n".join([text, *FLAGS, *machine_flags(), *more, machine()]).encode()).hexdigest()[:32]
 
 
 def _prefix(key: str) -> str:
@@ -136,7 +136,7 @@ class KernelCache:
         """Compile a text into one file with all these names."""
         self._keep(begin(paths[0], text, more), paths)
 
-    def _keep(self, building: Building, paths: Sequence[Path], seconds: float = TIMEOUT) -> None:
+    def _keep(self, building: Building, paths: Sequence[Path], seconds: Optional[float] = None) -> None:
         """What a compiler makes, when it is done, under these names."""
         building.end(seconds)
         try:
@@ -148,7 +148,6 @@ class KernelCache:
             building.made.unlink(missing_ok=True)
         with self._counting:
             self.built += 1
-
 
 
 class PartInC:
@@ -191,7 +190,7 @@ class PartInC:
         self._end()
         return self._cache.load(self.text, self.more)
 
-    def _end(self, seconds: float = TIMEOUT) -> None:
+    def _end(self, seconds: Optional[float] = None) -> None:
         with self._lock:
             building, self._building = self._building, None
             if building is not None and building.owner == os.getpid():

@@ -8,12 +8,12 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass
-from functools import cached_property
 from io import StringIO
 from pathlib import Path
 from typing import Any, Iterator
 
 from ..errors import TraceError
+from ..ir.cached import cached_property
 from ..ir.trace import BoundSymbol, Trace
 from ..partition.dependence import dependence
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from functools import cached_property
 from html import escape
 from pathlib import Path
 from statistics import median
@@ -16,6 +15,7 @@ from ..codegen.cuda_source import CudaSource
 from ..codegen.readable import readable
 from ..codegen.source import Source
 from ..errors import TraceError
+from ..ir.cached import cached_property
 from ..ir.trace import BoundSymbol, Trace
 from .html import framed
 from .samples import region_trace, sample_inputs

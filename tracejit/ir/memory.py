@@ -3,9 +3,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
+
+from .cached import cached_property
 
 EXACT_LIMIT = 1 << 16     # elements: up to here ask which bytes, beyond it ask which interval (a conservative answer)
 

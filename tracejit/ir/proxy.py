@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 
+from .cached import cached_property
 from .memory import ByteRegion, byte_region, overlaps
 
 

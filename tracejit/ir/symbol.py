@@ -6,11 +6,12 @@ What an ATen op does is read from its schema. `SCHEMAS_THAT_LIE` is the one tabl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Callable, Optional
 
 import torch
 
+from .cached import cached_property
 from .trees import flat_leaves
 
 aten = torch.ops.aten

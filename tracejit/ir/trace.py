@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional
 
+from .cached import cached_property
 from .proxy import TensorProxy
 from .symbol import Symbol
 from .trees import flat_leaves, map_leaves, with_leaves

@@ -31,10 +31,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from functools import cached_property
 from typing import Any, Collection, Iterable, Optional, Sequence
 
 from ..errors import TraceError
+from ..ir.cached import cached_property
 from ..ir.printer import bound_symbol_text
 from ..ir.proxy import TensorProxy
 from ..ir.symbol import Symbol

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Optional
 
 import torch
 
 from ..ir import prims
+from ..ir.cached import cached_property
 from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol
 

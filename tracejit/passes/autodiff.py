@@ -8,7 +8,7 @@ user can see is handed over only if eager keeps it for backward, too, and then a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Iterable, Optional
+from typing import Iterable, Mapping, Optional
 
 import torch
 
@@ -23,10 +23,12 @@ from .remat import FREELY, is_view, may_run_again, minimum_cut
 
 @dataclass(frozen=True, eq=False)
 class Half:
-    """A backward trace: `kept` (positions in `Halves.kept`) and `tangents` (positions) -> gradients of `targets` (positions)."""
+    """A backward trace: `kept` (positions in `Halves.kept`) and `tangents` (positions) -> gradients of `targets` (positions);
+    `checked` (positions in `Halves.checked`): what else must not have been written."""
 
     trace: Trace
     kept: tuple[int, ...]
+    checked: tuple[int, ...]
     tangents: tuple[int, ...]
     targets: tuple[int, ...]
 
@@ -35,8 +37,8 @@ class Half:
 class Halves:
     """forward: inputs -> results, then `kept`, then `checked`; backward: one trace for each stage, by stage.
 
-    kept: what backward reads, by its name there; checked: visible tensors that backward does not read, of which eager
-    would find out in backward that they have been written.
+    kept: what backward reads, by its name there; checked: visible tensors that a backward trace does not read, of which eager
+    would find out in it that they have been written.
     """
 
     forward: Trace
@@ -55,12 +57,12 @@ class Mixed(UnsupportedError):
     """A backward call depends on tangents of several stages, or a stage has no gradient of its own to hand on."""
 
 
-def split(trace: Trace, results: int, tangents: tuple[TensorProxy, ...], saved: frozenset[int], recompute: str = "fused",
+def split(trace: Trace, results: int, tangents: tuple[TensorProxy, ...], saved: Mapping[int, frozenset[int]], recompute: str = "fused",
           stages: tuple[int, ...] = (), summands: tuple[int, ...] = (), keep: Optional[tuple[TensorProxy, ...]] = None) -> Halves:
     """
     Args:
         results: how many outputs are the forward pass's.
-        saved: the visible storages of which eager keeps a tensor for backward.
+        saved: the visible storages of which eager keeps a tensor for backward, and for which stages.
         recompute: what may be computed again ("fused", "never", "always").
         stages: the stage of each tangent; a backward trace is made for each, by default one for all.
         summands: how many gradients autograd adds up for each output after the forward pass's: it goes on to do so, in the
@@ -83,7 +85,7 @@ def refuse_several_views(recorded: Trace, results: tuple[int, ...]) -> None:
 
 
 class _Splitter:
-    def __init__(self, trace: Trace, results: int, tangents: tuple, saved: frozenset[int], recompute: str,
+    def __init__(self, trace: Trace, results: int, tangents: tuple, saved: Mapping[int, frozenset[int]], recompute: str,
                  stages: tuple, summands: tuple) -> None:
         self.trace, self.results, self.tangents = trace, results, tangents
         self.saved, self.recompute, self.stages, self.summands = saved, recompute, stages, summands
@@ -239,23 +241,25 @@ class _Splitter:
     # ------------------------------------------------------------ the two traces
 
     def halves(self, parts: dict, orders: dict[int, list[BoundSymbol]], kept: tuple[TensorProxy, ...]) -> Halves:
-        checked = self.checked(kept)
+        read = {stage: self.read_by(orders[stage], outputs) for stage, (_, outputs) in parts.items()}
+        checked = self.checked({stage: {p.storage for p in kept if p in read[stage]} for stage in parts})
         names, copies = Names(self.trace), []
-        handed = [self.copied(p, names, copies) if p.storage in self.visible - self.saved and not p.number else p for p in kept]
+        handed = [self.copied(p, names, copies) if p.storage in self.visible and p.storage not in self.saved and not p.number else p for p in kept]
         output = (*self.trace.output[:self.results], *handed, *checked)
         calls = (*self.forward_calls({*self.forward_results, *kept, *checked}), *copies)
         forward = Trace("forward", tuple(self.inputs), calls, output, self.trace.name, previous=self.trace.stage,
                         notes=self.trace.notes)
-        backward = {stage: self.half(stage, orders[stage], outputs, kept) for stage, (_, outputs) in parts.items()}
+        backward = {stage: self.half(stage, orders[stage], outputs, kept, checked) for stage, (_, outputs) in parts.items()}
         return Halves(below_autograd(forward), backward, kept, tuple(checked))
 
-    def half(self, stage: int, order: list[BoundSymbol], outputs: list[tuple[int, TensorProxy]], kept: tuple) -> Half:
+    def half(self, stage: int, order: list[BoundSymbol], outputs: list[tuple[int, TensorProxy]], kept: tuple, checked: dict) -> Half:
         read = self.read_by(order, outputs)
         used = tuple(n for n, p in enumerate(kept) if p in read)
         tangents = tuple(n for n, s in enumerate(self.stages) if s == stage)
         trace = Trace("backward", (*(kept[n] for n in used), *(self.tangents[n] for n in tangents)), tuple(order),
                       tuple(g for _, g in outputs), f"{self.trace.name}_backward", previous=self.trace.stage, notes=self.trace.notes)
-        return Half(below_autograd(trace), used, tangents, tuple(target for target, _ in outputs))
+        unread = tuple(n for n, stages in enumerate(checked.values()) if stage in stages)
+        return Half(below_autograd(trace), used, unread, tangents, tuple(target for target, _ in outputs))
 
     def copied(self, p: TensorProxy, names: Names, copies: list[BoundSymbol]) -> TensorProxy:
         """A private copy of memory that the user may write."""
@@ -271,12 +275,12 @@ class _Splitter:
                 kept.append(b)
         return kept[::-1]
 
-    def checked(self, kept: tuple[TensorProxy, ...]) -> list[TensorProxy]:
-        """One tensor of each visible storage that eager keeps and backward does not read."""
-        missing = (self.saved & self.visible) - {p.storage for p in kept}
-        found: dict[int, TensorProxy] = {}
+    def checked(self, held: dict[int, set[int]]) -> dict[TensorProxy, list[int]]:
+        """One tensor of each visible storage that eager keeps for a stage, and the stages that do not hold it."""
+        tensors: dict[int, TensorProxy] = {}
         for p in (*self.forward_results, *self.inputs):
-            if p.storage in missing:
-                found.setdefault(p.storage, p)
-        return list(found.values())
+            tensors.setdefault(p.storage, p)
+        found = {p: [s for s, storages in held.items() if s in self.saved.get(storage, ()) and storage not in storages]
+                 for storage, p in tensors.items()}
+        return {p: stages for p, stages in found.items() if stages}
 

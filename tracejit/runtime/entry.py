@@ -13,7 +13,7 @@ from ..capture.journal import replay
 from ..capture.result_views import ResultView
 from ..capture.structure import Structure
 from ..capture.tracer import Capture, StateEffect
-from ..ir.trace import Trace
+from ..ir.trace import Modes, Trace
 from ..options import log_topics
 from .gradients import Differentiable, Spent
 from .program import Program, user_traceback
@@ -37,9 +37,10 @@ class Entry:
             self.program = Spent(self.program, captured.spent, final)
         self.grads = () if replayed else captured.grads
         self.build, self.result = _builder(captured.structure, captured.results)
-        contexts = [] if replayed else _contexts(captured, final, backward is None)
+        modes = captured.calls.notes["modes"]
+        contexts = [] if replayed else _contexts(modes, final, backward is None)
         views = () if replayed else captured.views
-        self.direct, self.region = _viewing(views, _under(contexts, self.program.run)), None
+        self.direct, self.region = _viewing(views, modes.grad, _under(contexts, self.program.run)), None
         self.run: Callable[[list, CallInputs], Any] = self._finished()
         self.ready = not self.program.has_regions
         if not self.ready:
@@ -47,7 +48,7 @@ class Entry:
 
             def first(inputs: list, call: CallInputs) -> Any:
                 result = verifying(inputs, call)
-                self.direct = _viewing(views, _under(contexts, self.program.direct()))
+                self.direct = _viewing(views, modes.grad, _under(contexts, self.program.direct()))
                 self.region = None if views else self.program.one_region()
                 self.run, self.ready = self._finished(), True
                 return result
@@ -108,23 +109,24 @@ def _builder(structure: Structure, results: int) -> tuple[Callable[[tuple], Any]
     return lambda outputs: structure.unflatten(list(outputs[:results])), "built"
 
 
-def _contexts(captured: Capture, final: Trace, plain: bool) -> list[Callable]:
+def _contexts(modes: Modes, final: Trace, plain: bool) -> list[Callable]:
     """An ATen program was recorded below autograd and autocast, so both are off when it runs (a program with gradients sees
-    to autograd itself)."""
-    modes = captured.calls.notes["modes"]
+    to autograd itself, where the program turns it on, too)."""
     wanted: list[Callable] = []
     if plain and modes.grad and any(p.requires_grad for p in final.inputs):
         wanted.append(torch.no_grad)
+    if not plain and not modes.grad:
+        wanted.append(torch.enable_grad)
     if modes.autocast is not None:
         wanted.append(lambda: torch.autocast(modes.autocast[0], enabled=False))
     return wanted
 
 
-def _viewing(views: tuple[ResultView, ...], run: Callable) -> Callable:
-    """`run`, and the results that are views made of what they view."""
+def _viewing(views: tuple[ResultView, ...], grad: bool, run: Callable) -> Callable:
+    """`run`, and the results that are views made of what they view. grad: the mode around the call."""
     if not views:
         return run
-    makers = [(v.positions, v.source, v.maker()) for v in views]
+    makers = [(v.positions, v.source, _under([] if grad else [torch.enable_grad], v.maker())) for v in views]
 
     def viewing(*inputs: torch.Tensor) -> tuple:
         outputs = list(run(*inputs))

@@ -15,7 +15,7 @@ from ..capture.gradients_inside import USED_UP
 from ..capture.joint import Joint, Layout, NoSplit
 from ..errors import EagerRefuses, UnsupportedError
 from ..ir.trace import Trace
-from ..torch_private import autocast_is_on
+from ..torch_private import autocast_is_on, set_versions
 from .program import Program
 
 _lock = threading.RLock()
@@ -34,20 +34,32 @@ class Differentiable:
         self.results, self.kept, self.outputs = self.joint.results, backward.kept, recorded.output
         self.differentiable = self.joint.differentiable
         self.parts = [Part(part, self.joint, backward.again) for part in backward.parts][::-1]      # forward order
+        self.written = tuple(self.joint.rebased.values())
+        self.late = {t for n, p in enumerate(self.parts) for t in p.targets
+                     if t in self.joint.severed or any(t in q.rebased.values() for q in self.parts[:n])}
         self.positions = self._positions(recorded)
         self.repeatable = _repeatable(self.joint.ops)
         self._replay: Optional[Program] = None
 
     def _positions(self, recorded: Trace) -> list[tuple[int, int]]:
         """(output, differentiable result): where an object stands twice in the output, it is one result."""
-        objects = [id(recorded.output[k]) for k in self.differentiable]
+        objects = [id(recorded.output[k]) for k in self.differentiable if k < len(recorded.output)]
         return [(k, objects.index(id(o))) for k, o in enumerate(recorded.output) if id(o) in objects]
 
     def _run(self, *inputs: torch.Tensor) -> tuple:
+        if any([inputs[k]._is_view() or inputs[k].retains_grad for k in self.written]):
+            return self.replay.run(*inputs)                    # autograd takes these to a new history for ops alone
         call = Call(self, inputs)
         made: dict[int, torch.Tensor] = {}
+        came = {k: _AsItCame.apply(inputs[k]) for k in self.late}
+        for k in self.joint.severed:
+            inputs[k].detach_()
         for part in self.parts:
-            results = _Function.apply(call, part, *[inputs[t] if t >= 0 else made[-1 - t] for t in part.targets])
+            written = [inputs[k] for k in part.rebased.values()]
+            targets = [made[-1 - t] if t < 0 else came.get(t, inputs[t]) for t in part.targets]
+            if written and made:                               # the program has raised their versions, `mark_dirty` does so again
+                set_versions(tuple(written), tuple([t._version - 1 for t in written]))
+            results = _Function.apply(call, part, *targets, *written)
             made.update(zip(part.tangents, results))
             if part.inner:
                 call.ctx.inner = [weakref.ref(made[n]) for n in part.inner]
@@ -58,6 +70,13 @@ class Differentiable:
         for position, n in self.positions:
             outputs[position] = made[n]
         return tuple(outputs)
+
+    @property
+    def replay(self) -> Program:
+        """The recorded program, call by call."""
+        if self._replay is None:
+            self._replay = Program(self.recorded)
+        return self._replay
 
     def one_region(self) -> None:
         """It is more than a region."""
@@ -77,11 +96,9 @@ class Differentiable:
                                    "compute it with the function that was jitted")
         if any(t is None or t._version != v for t, v in zip(inputs, versions)):
             raise UnsupportedError("a second derivative needs the arguments of the call, and one is gone or was written")
-        if self._replay is None:
-            self._replay = Program(self.recorded)
         with torch.enable_grad():
             own = [t.view_as(t) if t.requires_grad else t for t in inputs]     # so that hooks of the caller's run once
-            outputs = self._replay.run(*own)
+            outputs = self.replay.run(*own)
             present = [(outputs[self.differentiable[n]], t) for n, t in zip(part.tangents, tangents) if t is not None]
             targets = list(dict.fromkeys(part.targets))
             found = dict(zip(targets, torch.autograd.grad([r for r, _ in present], [own[k] for k in targets],
@@ -90,12 +107,16 @@ class Differentiable:
 
 
 class Part:
-    """The backward pass of some of the results: a program for each layout of their tangents that was met."""
+    """The backward pass of some of the results: a program for each layout of their tangents that was met.
+
+    rebased: the results that are arguments, and which input each is.
+    """
 
     def __init__(self, made: Any, joint: Joint, again: Callable[[int, tuple[Layout, ...]], Any]) -> None:
-        self.kept, self.tangents = made.half.kept, made.half.tangents
+        self.kept, self.checked, self.tangents = made.half.kept, made.half.checked, made.half.tangents
         self.targets = tuple(joint.targets[t] for t in made.half.targets)
         self.stage, self.again = joint.stages[self.tangents[0]], again
+        self.rebased = {n: k for n, k in joint.rebased.items() if n in self.tangents}
         self.inner = joint.inner if len(set(joint.stages)) == 1 else ()
         self.every: tuple[Layout, ...] = tuple(t.stride for t in joint.tangents)
         self.proxies = [joint.tangents[n] for n in self.tangents]
@@ -191,30 +212,48 @@ class _Function(torch.autograd.Function):
     """The results of one part, of what their gradients are with respect to. The first one runs the whole program."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, part: Part, *targets: torch.Tensor) -> tuple:
+    def forward(ctx: Any, call: Call, part: Part, *targets_and_written: torch.Tensor) -> tuple:
         of, inputs = call.of, call.inputs
         if call.outputs is None:
             call.outputs = list(of.forward(*inputs))
         made = call.outputs
         extra = [torch.tensor(t, dtype=torch.float64) if type(t) is float else t for t in made[of.results:]]     # numbers
-        checked = extra[of.kept:] if part is of.parts[0] else []
-        ctx.save_for_backward(*[extra[n] for n in part.kept], *checked)
+        if of.written:                                         # autograd tells no history of a view that this function makes
+            extra = [t.detach() if t._is_view() else t for t in extra]
+        ctx.save_for_backward(*[extra[n] for n in part.kept], *[extra[of.kept + n] for n in part.checked])
         ctx.set_materialize_grads(False)
         ctx.of, ctx.part, ctx.inner, call.ctx = of, part, (), ctx
         ctx.inputs = [t if t.is_leaf and t.requires_grad else weakref.ref(t) for t in inputs] if of.repeatable else []
         ctx.versions = [t._version for t in inputs] if of.repeatable else []
-        return tuple([made[of.differentiable[n]].detach() for n in part.tangents])
+        written = {n: inputs[k] for n, k in part.rebased.items()}
+        if written:
+            ctx.mark_dirty(*written.values())
+        return tuple([written[n] if n in written else made[of.differentiable[n]].detach() for n in part.tangents])
 
     @staticmethod
     def backward(ctx: Any, *tangents: Optional[torch.Tensor]) -> tuple:
         of, part = ctx.of, ctx.part
+        if all([t is None for t in tangents]):                 # reached by way of what other results are computed from
+            return (None, None, *[None] * (len(part.targets) + len(part.rebased)))
         saved = ctx.saved_tensors                              # raises if one was written, or all are freed
         if any(t is not None and (t.retains_grad or t._backward_hooks) for t in (r() for r in ctx.inner)):
             raise UnsupportedError("a hook of a result, or its gradient retained, where other results are computed from it")
         if torch.is_grad_enabled():
             inputs = [t if isinstance(t, torch.Tensor) else t() for t in ctx.inputs]
             return (None, None, *of.differentiable_gradients(part, inputs, ctx.versions, tangents))
-        return (None, None, *part.gradients(saved[:len(part.kept)], tangents))
+        return (None, None, *part.gradients(saved[:len(part.kept)], tangents), *[None] * len(part.rebased))
+
+
+class _AsItCame(torch.autograd.Function):
+    """An argument that is written, for those who ask for its gradient as it came."""
+
+    @staticmethod
+    def forward(ctx: Any, argument: torch.Tensor) -> torch.Tensor:
+        return argument.detach()
+
+    @staticmethod
+    def backward(ctx: Any, tangent: torch.Tensor) -> torch.Tensor:
+        return tangent
 
 
 class Spent:

@@ -98,13 +98,6 @@ def rounded_division(x, y, *, rounding_mode="floor"):
     return torch.where(y == 0, quotient, floor)
 
 
-@rule(aten.copysign.Tensor)
-def copysign(x, y):
-    if x.dtype != y.dtype or not x.dtype.is_floating_point:
-        return NotImplemented
-    return torch.where(torch.signbit(x) == torch.signbit(y), x, -x)
-
-
 @rule(aten.heaviside.default)
 def heaviside(x, at_zero):
     return torch.where(x == 0, at_zero, (x > 0).to(x.dtype))

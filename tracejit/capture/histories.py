@@ -1,0 +1,117 @@
+"""Autograd histories, as a recording meets them: where an argument came from, and how results hang together.
+
+In: tensors with history (fakes). Out: plain answers about the graph of nodes above them; nothing is changed in it.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Iterable, Iterator, Optional
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+UNTOLD = "untold"
+
+
+def history(t: torch.Tensor) -> Any:
+    """`grad_fn`; UNTOLD for a view whose history autograd refuses to tell, or cannot make anew, since its base was written."""
+    try:
+        return t.grad_fn
+    except (RuntimeError, IndexError):
+        return UNTOLD
+
+
+@dataclass(frozen=True)
+class Start:
+    """An argument's autograd state as the call met it. edge: where its gradient went, unless it is a leaf or a view."""
+
+    requires_grad: bool
+    history: Any
+    edge: Optional[GradientEdge]
+
+    @classmethod
+    def of(cls, fake: torch.Tensor) -> "Start":
+        inner = fake.requires_grad and not fake._is_view() and not fake.is_leaf
+        return cls(fake.requires_grad, history(fake), get_gradient_edge(fake) if inner else None)
+
+    def differs(self, fake: torch.Tensor) -> bool:
+        return (self.requires_grad, self.history) != (fake.requires_grad, history(fake))
+
+
+MADE_HERE = Start(False, None, None)
+
+
+def nodes(*ends: Any) -> Iterator[Any]:
+    """The nodes of a history, down from its ends, each once."""
+    seen = set(ends) - {None}
+    todo = list(seen)
+    while todo:
+        node = todo.pop()
+        yield node
+        following = {f for f, _ in node.next_functions if f is not None} - seen
+        seen |= following
+        todo += following
+
+
+def leads_to(end: Any, edge: GradientEdge) -> bool:
+    return any((edge.node, edge.output_nr) in node.next_functions for node in nodes(end))
+
+
+def computed_from(results: list[torch.Tensor]) -> list[set[int]]:
+    """For each result, the others that it is computed from."""
+    own = {(r.grad_fn, r.output_nr): n for n, r in enumerate(results) if r.grad_fn is not None}
+    return [{own[edge] for node in nodes(r.grad_fn) for edge in node.next_functions if edge in own} for r in results]
+
+
+def groups(results: list[torch.Tensor], came: list, rebased: Iterable[int]) -> list[int]:
+    """A number for each result, one for all but those that are arguments (`rebased`). These have others, unless histories meet
+    before the inputs (`came`) or other results: who asks for the gradient of a result must not be led to where they came from.
+    """
+    ends = {edge_of(t) for t in (*came, *results)}
+    reached = [_nodes_until(ends, r.grad_fn) for r in results] if rebased else []
+    others = [n for n in range(len(results)) if n not in rebased]
+    found: list[tuple[set, list[int]]] = [(set().union(*(reached[n] for n in others if rebased)), others)]
+    for n in rebased:
+        met = [group for group in found if group[0] & reached[n]]
+        found = [group for group in found if not group[0] & reached[n]]
+        found.append((reached[n].union(*(nodes for nodes, _ in met)), [n, *(m for _, members in met for m in members)]))
+    number = {n: k for k, (_, members) in enumerate(found) for n in members}
+    return [number[n] for n in range(len(results))]
+
+
+def edge_of(t: Any) -> tuple:
+    """Of a tensor that is no leaf, or a `GradientEdge`."""
+    return (t.grad_fn, t.output_nr) if isinstance(t, torch.Tensor) else (t.node, t.output_nr)
+
+
+def _nodes_until(ends: set[tuple], node: Any) -> set:
+    todo, seen = [node] if node is not None else [], {node}
+    while todo:
+        following = {f for f, k in todo.pop().next_functions if f is not None and (f, k) not in ends and not hasattr(f, "variable")}
+        todo += following - seen
+        seen |= following
+    return seen
+
+
+def stage_numbers(before: list[set[int]], groups: list[int]) -> tuple[int, ...]:
+    """For each result the number of its stage: those before it have a lower one."""
+    depth: dict[int, int] = {}
+    for n in sorted(range(len(before)), key=lambda n: len(before[n])):        # what it is computed from comes first
+        depth[n] = 1 + max((depth.get(m, 0) for m in before[n]), default=-1)
+    found = sorted({(depth[n], groups[n]) for n in depth})
+    return tuple(found.index((depth[n], groups[n])) for n in range(len(before)))
+
+
+def summand_counts(results: list[torch.Tensor], targets: dict[int, Any]) -> dict[int, int]:
+    """How many gradients autograd adds up for each target, a tensor or an edge: the edges that lead to it."""
+    tensors = {target: t for target, t in targets.items() if isinstance(t, torch.Tensor)}
+    edges: dict[Any, int] = {(t.node, t.output_nr): target for target, t in targets.items() if target not in tensors}
+    edges.update(((t.grad_fn, t.output_nr), target) for target, t in tensors.items() if t.grad_fn is not None)
+    leaves = {id(t): target for target, t in tensors.items() if t.is_leaf}
+    found: dict[int, int] = {}
+    for edge in (edge for node in nodes(*(r.grad_fn for r in results)) for edge in node.next_functions):
+        leaf = getattr(edge[0], "variable", None)              # of the node that accumulates its gradient
+        target = edges.get(edge) if leaf is None else leaves.get(id(leaf))
+        if target is not None:
+            found[target] = found.get(target, 0) + 1
+    return found
