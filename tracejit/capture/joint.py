@@ -118,8 +118,8 @@ class Recording:
         run: calls the backward pass under the recorder given, with more than the recorder on. staged: a result that others
         are computed from gets a gradient of its own, and what is before it follows from its tangent alone.
         """
-        if not staged and {*self.retained, *self.rebased} & set(self.inner):
-            raise NoSplit("the gradient of a result that others are computed from is retained, or it is a written argument")
+        if not staged and (self.rebased or set(self.retained) & set(self.inner)):
+            raise NoSplit("the gradient of a result that others are computed from is retained, or arguments are written with history")
         recorder, forward = self.private_recorder(), self.forward
         tangents = self.tangents(layouts)
         proxies = [self.proxy(recorder, t, n) for n, t in enumerate(tangents)]

@@ -235,7 +235,7 @@ class _Function(torch.autograd.Function):
         of, part = ctx.of, ctx.part
         if all([t is None for t in tangents]):                 # reached by way of what other results are computed from
             return (None, None, *[None] * (len(part.targets) + len(part.rebased)))
-        saved = ctx.saved_tensors                              # raises if one was written, or all are freed
+        saved = ctx.saved_tensors if part.kept or part.checked else ()     # raises if one was written, or all are freed
         if any(t is not None and (t.retains_grad or t._backward_hooks) for t in (r() for r in ctx.inner)):
             raise UnsupportedError("a hook of a result, or its gradient retained, where other results are computed from it")
         if torch.is_grad_enabled():
