@@ -142,9 +142,10 @@ def bound_symbol_text(b: BoundSymbol) -> str:
     return f"{statement_text(b, Scope())}" + (f"    # {shapes}" if shapes else "") + (f"  <- {where}" if where else "")
 
 
-def last_uses(trace: Trace) -> dict[int, list[str]]:
-    """Statement index -> names that nothing reads after it. Inputs are the caller's and outlive the program."""
-    keep = set(trace.tensor_results) | set(trace.inputs)
+def last_uses(trace: Trace, handed_over: bool = False) -> dict[int, list[str]]:
+    """Statement index -> names that nothing reads after it. Inputs are the caller's and outlive the program, unless they are
+    handed over."""
+    keep = set(trace.tensor_results) | set(() if handed_over else trace.inputs)
     last: dict[TensorProxy, int] = {}
     for n, b in enumerate(trace.bound_symbols):
         last.update((p, n) for p in (*b.tensor_args, *b.tensor_outputs) if p not in keep)
@@ -168,15 +169,18 @@ def mode_contexts(modes: Modes, base: Modes) -> list[str]:
     return contexts
 
 
-def trace_source(trace: Trace, *, annotate: bool = True) -> tuple[str, dict[str, Any], dict[int, BoundSymbol]]:
+def trace_source(trace: Trace, *, annotate: bool = True, handed_over: bool = False) -> tuple[str, dict[str, Any], dict[int, BoundSymbol]]:
     """(text, scope, calls): `exec(text, scope)` defines the function `trace.name`, taking the inputs and returning the
     flat outputs; `calls` says which call stands on a line (counted from 1).
 
-    annotate: add the user's lines and metadata as comments.
+    annotate: add the user's lines and metadata as comments. handed_over: it takes one list of the inputs, and empties it, so that
+    each is gone after its last use.
     """
     reserved = {p.name for b in trace.bound_symbols for p in b.tensor_outputs} | {p.name for p in trace.inputs} | {trace.name}
     scope, base, calls = Scope(reserved=frozenset(reserved)), trace.notes.get("modes", Modes()), {}
-    lines, dying, current = [_signature(trace)], last_uses(trace), base
+    lines, dying, current = [_signature(trace)], last_uses(trace, handed_over), base
+    if handed_over:
+        lines = [f"def {trace.name}(inputs):", f"    [{', '.join(p.name for p in trace.inputs)}] = inputs", "    inputs.clear()"]
     for n, b in enumerate(trace.bound_symbols):
         if b.modes != current:
             lines += [f"    with {c}:" for c in [", ".join(mode_contexts(b.modes, base))] if c]

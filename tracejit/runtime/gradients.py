@@ -14,8 +14,9 @@ import torch
 from ..capture.gradients_inside import USED_UP
 from ..capture.joint import Joint, Layout, NoSplit
 from ..errors import EagerRefuses, UnsupportedError
+from ..ir.proxy import TensorProxy
 from ..ir.trace import Trace
-from ..torch_private import autocast_is_on, set_versions
+from ..torch_private import autocast_is_on, graph_is_kept, set_versions
 from .program import Program
 
 _lock = threading.RLock()
@@ -33,7 +34,9 @@ class Differentiable:
         self.run, self.forward, self.has_regions = self._run, forward.run, forward.has_regions
         self.results, self.kept, self.outputs = self.joint.results, backward.kept, recorded.output
         self.differentiable = self.joint.differentiable
-        self.parts = [Part(part, self.joint, backward.again) for part in backward.parts][::-1]      # forward order
+        shared = {o.storage for o in (*forward.inputs, *forward.outputs[:self.results]) if isinstance(o, TensorProxy)}
+        private = {n for n, o in enumerate(forward.outputs[self.results:]) if isinstance(o, TensorProxy) and o.storage not in shared}
+        self.parts = [Part(part, self.joint, backward.again, private) for part in backward.parts][::-1]      # forward order
         self.written = tuple(self.joint.rebased.values())
         self.late = {t for n, p in enumerate(self.parts) for t in p.targets
                      if t in self.joint.severed or any(t in q.rebased.values() for q in self.parts[:n])}
@@ -109,31 +112,42 @@ class Differentiable:
 class Part:
     """The backward pass of some of the results: a program for each layout of their tangents that was met.
 
-    rebased: the results that are arguments, and which input each is.
+    rebased: the results that are arguments, and which input each is; own, shared: what is kept of memory that nobody else has, and
+    of other memory, and where they stand among `kept`.
     """
 
-    def __init__(self, made: Any, joint: Joint, again: Callable[[int, tuple[Layout, ...]], Any]) -> None:
+    def __init__(self, made: Any, joint: Joint, again: Callable[[int, tuple[Layout, ...]], Any], private: set[int]) -> None:
         self.kept, self.checked, self.tangents = made.half.kept, made.half.checked, made.half.tangents
         self.targets = tuple(joint.targets[t] for t in made.half.targets)
         self.stage, self.again = joint.stages[self.tangents[0]], again
+        self.own = [(n, k) for n, k in enumerate(self.kept) if k in private]
+        self.shared = [(n, k) for n, k in enumerate(self.kept) if k not in private]
         self.rebased = {n: k for n, k in joint.rebased.items() if n in self.tangents}
         self.inner = joint.inner if len(set(joint.stages)) == 1 else ()
         self.every: tuple[Layout, ...] = tuple(t.stride for t in joint.tangents)
         self.proxies = [joint.tangents[n] for n in self.tangents]
         self.layouts: tuple[Layout, ...] = tuple(p.stride for p in self.proxies)
         self.order = made.half.targets
-        self.programs: dict[tuple[Layout, ...], Callable] = {self.layouts: self._verifying(Program(made.traces[-1]), self.layouts)}
+        self.programs: dict[tuple[Layout, ...], Callable] = {self.layouts: self._verifying(Program(made.traces[-1], True), self.layouts)}
 
-    def gradients(self, kept: tuple, tangents: tuple) -> tuple:
+    def merged(self, own: list, shared: tuple) -> list:
+        kept: list = [None] * len(self.kept)
+        for tensors, places in ((own, self.own), (shared, self.shared)):
+            for t, (n, _) in zip(tensors, places):
+                kept[n] = t
+        return kept
+
+    def gradients(self, kept: list, tangents: tuple) -> tuple:
+        """`kept` is emptied: each tensor is freed after its last use."""
         layouts = tuple([None if t is None else t.stride() for t in tangents])
         run = self.programs.get(layouts)
         if run is None:
             run = self._other(layouts)
-        tangents = tuple([_ABSENT if t is None else t for t in tangents])
+        kept += [_ABSENT if t is None else t for t in tangents]
         if not autocast_is_on():
-            return run(*kept, *tangents)
+            return run(kept)
         with torch.autocast("cpu", enabled=False):
-            return run(*kept, *tangents)
+            return run(kept)
 
     def _other(self, layouts: tuple[Layout, ...]) -> Callable:
         """A program for other tangents; where none can be made, the one there is, on tangents made to fit."""
@@ -149,15 +163,16 @@ class Part:
 
     def _fewer(self, made: Any, layouts: tuple[Layout, ...]) -> Callable:
         """It may take less of what is kept, and give fewer gradients."""
-        run = self._verifying(Program(made.traces[-1]), layouts)
+        run = self._verifying(Program(made.traces[-1], True), layouts)
         if made.half.kept == self.kept and made.half.targets == self.order:
             return run
         taken = [self.kept.index(n) for n in made.half.kept]
         given = _places(self.order, made.half.targets)
         count = len(self.kept)
 
-        def fewer(*inputs: torch.Tensor) -> tuple:
-            out = run(*[inputs[n] for n in taken], *inputs[count:])
+        def fewer(inputs: list) -> tuple:
+            inputs[:count] = [inputs[n] for n in taken]
+            out = run(inputs)
             return tuple([None if n is None else out[n] for n in given])
         return fewer
 
@@ -167,18 +182,17 @@ class Part:
             return program.run
         now = [program.run]
 
-        def run(*inputs: torch.Tensor) -> tuple:
-            out = now[0](*inputs)
+        def run(inputs: list) -> tuple:
+            out = now[0](inputs)
             if now[0] is program.run:
                 now[0] = program.direct()
             return out
         return run
 
-    def _fitting(self, *given: Any) -> tuple:
-        kept, tangents = given[:len(self.kept)], given[len(self.kept):]
-        fitted = [torch.empty_strided(p.shape, p.stride, dtype=p.dtype, device=p.device).copy_(0 if t is _ABSENT else t)
-                  for p, t in zip(self.proxies, tangents)]
-        return self.programs[self.layouts](*kept, *fitted)
+    def _fitting(self, inputs: list) -> tuple:
+        inputs[len(self.kept):] = [torch.empty_strided(p.shape, p.stride, dtype=p.dtype, device=p.device).copy_(0 if t is _ABSENT else t)
+                                   for p, t in zip(self.proxies, inputs[len(self.kept):])]
+        return self.programs[self.layouts](inputs)
 
 
 def _places(order: tuple[int, ...], given: tuple[int, ...]) -> list[Optional[int]]:
@@ -220,7 +234,8 @@ class _Function(torch.autograd.Function):
         extra = [torch.tensor(t, dtype=torch.float64) if type(t) is float else t for t in made[of.results:]]     # numbers
         if of.written:                                         # autograd tells no history of a view that this function makes
             extra = [t.detach() if t._is_view() else t for t in extra]
-        ctx.save_for_backward(*[extra[n] for n in part.kept], *[extra[of.kept + n] for n in part.checked])
+        ctx.save_for_backward(*[extra[k] for _, k in part.shared], *[extra[of.kept + n] for n in part.checked])
+        ctx.own = [extra[k] for _, k in part.own]
         ctx.set_materialize_grads(False)
         ctx.of, ctx.part, ctx.inner, call.ctx = of, part, (), ctx
         ctx.inputs = [t if t.is_leaf and t.requires_grad else weakref.ref(t) for t in inputs] if of.repeatable else []
@@ -235,13 +250,18 @@ class _Function(torch.autograd.Function):
         of, part = ctx.of, ctx.part
         if all([t is None for t in tangents]):                 # reached by way of what other results are computed from
             return (None, None, *[None] * (len(part.targets) + len(part.rebased)))
-        saved = ctx.saved_tensors if part.kept or part.checked else ()     # raises if one was written, or all are freed
+        saved = ctx.saved_tensors if part.shared or part.checked else ()   # raises if one was written, or all are freed
+        if ctx.own is None:
+            raise RuntimeError(_FREED)
         if any(t is not None and (t.retains_grad or t._backward_hooks) for t in (r() for r in ctx.inner)):
             raise UnsupportedError("a hook of a result, or its gradient retained, where other results are computed from it")
         if torch.is_grad_enabled():
             inputs = [t if isinstance(t, torch.Tensor) else t() for t in ctx.inputs]
             return (None, None, *of.differentiable_gradients(part, inputs, ctx.versions, tangents))
-        return (None, None, *part.gradients(saved[:len(part.kept)], tangents), *[None] * len(part.rebased))
+        kept = part.merged(ctx.own, saved)
+        if not graph_is_kept():
+            ctx.own = None
+        return (None, None, *part.gradients(kept, tangents), *[None] * len(part.rebased))
 
 
 class _AsItCame(torch.autograd.Function):
@@ -288,7 +308,9 @@ class _UsedUp(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, tangent: torch.Tensor) -> tuple:
-        raise RuntimeError(f"{USED_UP} (or directly access saved tensors after they have already been freed). Saved intermediate "
-                           "values of the graph are freed when you call .backward() or autograd.grad(). Specify retain_graph=True "
-                           "if you need to backward through the graph a second time or if you need to access saved tensors after "
-                           "calling backward.")
+        raise RuntimeError(_FREED)
+
+
+_FREED = (f"{USED_UP} (or directly access saved tensors after they have already been freed). Saved intermediate values "
+          "of the graph are freed when you call .backward() or autograd.grad(). Specify retain_graph=True if you need to backward "
+          "through the graph a second time or if you need to access saved tensors after calling backward.")

@@ -35,13 +35,14 @@ class Program:
     """`run(*inputs)` returns the flat outputs; `direct()` gives the same without a frame between it and its regions,
     for after a first run, which verifies how their arguments are laid out. Frames are found again by `filename`."""
 
-    def __init__(self, trace: Trace) -> None:
-        text, scope, calls = trace_source(trace, annotate=False)
+    def __init__(self, trace: Trace, handed_over: bool = False) -> None:
+        """handed_over: `run(inputs)` takes a list, and empties it."""
+        text, scope, calls = trace_source(trace, annotate=False, handed_over=handed_over)
         self.filename = f"<tracejit {trace.name} {next(_numbers)}>"
         self.sources: dict[int, SourceLine] = {line: b.source for line, b in calls.items()}
         linecache.cache[self.filename] = (len(text), None, text.splitlines(True), self.filename)
         self._code, self._scope, self._name = compile(text, self.filename, "exec"), dict(scope), trace.name
-        self.outputs, self._trace = tuple(trace.output), trace
+        self.inputs, self.outputs, self._trace = tuple(trace.inputs), tuple(trace.output), trace
         self.has_regions = any(hasattr(value, "launch") for value in scope.values())
         exec(self._code, scope)
         self.run: Callable = scope[trace.name]
