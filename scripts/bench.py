@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from bench_calls import call_overhead, first_calls, writes
 from bench_models import models, processes
-from bench_training import training
+from bench_training import memory, training
 import timing
 from timing import compile_with_inductor, compile_with_tracejit, in_units, seconds, take_turns
 from workloads import WORKLOADS
@@ -165,7 +165,7 @@ def parse_options():
     parser.add_argument("--only", default="", help="workloads and models whose name contains this, and no table of calls")
     parser.add_argument("--executor", choices=("cpu", "torch"), default="cpu", help="of tracejit (default: cpu)")
     parser.add_argument("--threads", type=int, help="of torch (default: as many as it takes)")
-    parser.add_argument("--tables", default="calls,workloads", help="of calls, workloads, models, training, processes (default: the first two)")
+    parser.add_argument("--tables", default="calls,workloads", help="of calls, workloads, models, training, memory, processes (default: the first two)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there as well")
     return parser.parse_args()
 
@@ -189,6 +189,8 @@ def main():
             tables["models"] = models(opts)
         if "training" in opts.tables:
             tables["training"] = training(opts)
+        if "memory" in opts.tables:
+            tables["memory"] = memory(opts)
         if "processes" in opts.tables:
             tables["processes"] = processes(opts)
     if opts.json:

@@ -53,12 +53,26 @@ def resnet():
     return ResNetForImageClassification(config), {"pixel_values": torch.linspace(-1, 1, 2 * 3 * 112 * 112).reshape(2, 3, 112, 112).sin()}
 
 
+def t5():
+    from transformers import T5Config, T5ForConditionalGeneration
+    config = T5Config(vocab_size=VOCABULARY, d_model=256, d_kv=64, d_ff=1024, num_layers=4, num_heads=4, decoder_start_token_id=0,
+                      pad_token_id=0, use_cache=False)
+    return T5ForConditionalGeneration(config), {**tokens(), "decoder_input_ids": tokens()["input_ids"]}
+
+
+def vit():
+    from transformers import ViTConfig, ViTForImageClassification
+    config = ViTConfig(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024, image_size=112, patch_size=8)
+    return ViTForImageClassification(config), resnet()[1]
+
+
 def three_ops():
     return lambda a, b: torch.relu(a + b) * b, {"a": torch.randn(64), "b": torch.randn(64)}
 
 
 MODELS = {"GPT-2": gpt2, "Llama": llama, "BERT": bert, "ResNet-18": resnet}
-PROGRAMS = {"three ops": three_ops, **MODELS}
+TRAINED = {**MODELS, "T5": t5, "ViT": vit}
+PROGRAMS = {"three ops": three_ops, **TRAINED}
 
 
 def build(name):

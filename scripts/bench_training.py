@@ -1,13 +1,17 @@
 """Forward and backward of whole models: the models and columns of `bench_models`, with gradients of all parameters.
 
 The loss is the mean square of the first output. The gradients are compared with eager's first.
+
+`memory` is what torch's allocator gives out in a step from no gradients to gradients of all parameters, dropout on: bytes that the
+forward pass leaves behind for backward, and the most that are held at once, gradients among them. It depends on no clock.
 """
+import gc
 import tempfile
 from dataclasses import dataclass
 
 import torch
 
-from bench_models import MODELS, build, processor_seconds, without_names
+from bench_models import MODELS, TRAINED, build, processor_seconds, without_names
 
 
 @dataclass(frozen=True)
@@ -77,4 +81,61 @@ def training(opts):
             rows.append(m := train(name, opts))
         cells = [in_units(m.eager), in_units(m.tracejit), f"{m.eager / m.tracejit:.2f}", m.kernels, *map(in_units, (m.first, m.work, m.again))]
         print(f"{m.name:36}" + "".join(f"{cell:>11}" for cell in cells), flush=True)
+    return rows
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes in eager and in tracejit: `saved` by the forward pass, `peak` of both passes; `gradients`: of all parameters."""
+    name: str
+    saved_eager: int
+    saved: int
+    peak_eager: int
+    peak: int
+    gradients: int
+
+
+def allocated(run):
+    """(bytes held after `run` of what it allocated while its result lives, the most that were at once)."""
+    gc.collect()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        kept = run()                                           # noqa: F841
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return now, peak
+
+
+def occupy(name):
+    import tracejit
+    model, inputs = build(name)
+    model.train()
+    loss, found = loss_of(model), []
+    for way in (loss, tracejit.jit(loss, fallback="error")):
+        for _ in range(2):                                     # what a first call leaves is no part of a step
+            way(**inputs).backward()
+            model.zero_grad()
+        found.append((allocated(lambda: way(**inputs))[0], allocated(lambda: way(**inputs).backward())[1]))
+        gradients = sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
+        model.zero_grad()
+    (saved_eager, peak_eager), (saved, peak) = found
+    return Memory(name, saved_eager, saved, peak_eager, peak, gradients)
+
+
+def memory(opts):
+    heads = ["saved", "eager's", "of eager's", "peak", "eager's", "of eager's", "gradients"]
+    print(f"\n{'training step, MB':24}" + "".join(f"{head:>12}" for head in heads))
+    rows = []
+    for name in TRAINED:
+        if opts.only not in name:
+            continue
+        with torch.enable_grad():
+            rows.append(m := occupy(name))
+        cells = [f"{m.saved / 1e6:.1f}", f"{m.saved_eager / 1e6:.1f}", f"{m.saved / m.saved_eager:.2f}", f"{m.peak / 1e6:.1f}",
+                 f"{m.peak_eager / 1e6:.1f}", f"{m.peak / m.peak_eager:.2f}", f"{m.gradients / 1e6:.1f}"]
+        print(f"{m.name:24}" + "".join(f"{cell:>12}" for cell in cells), flush=True)
     return rows

@@ -1,5 +1,6 @@
 """Programs with gradients as a forward and a backward trace: what is kept, how it is connected, what eager refuses."""
 import gc
+import itertools
 import weakref
 
 import pytest
@@ -520,3 +521,26 @@ def test_a_history_that_autograd_does_not_tell_is_not_asked_for(f):
     x, y = torch.ones(4, 4, requires_grad=True), torch.ones(4, 4, requires_grad=True)
     got, wanted = tracejit.jit(f, fallback="error")(x), f(y)
     assert torch.equal(x, y) and (got is wanted is None or torch.equal(got, wanted) and got.requires_grad == wanted.requires_grad)
+
+
+def test_backward_frees_what_it_keeps_as_eager_does():
+    weights = [torch.randn(512, 512, requires_grad=True) for _ in range(6)]
+
+    def program(x, *weights):
+        for w in weights:
+            x = F.gelu(x @ w * 0.05)
+        return x.square().mean()
+
+    def most(function, **options):
+        """Bytes at once, over the second step."""
+        for _ in range(2):
+            for w in weights:
+                w.grad = None
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+                function(x, *weights).backward(**options)
+        events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+        return max(itertools.accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
+
+    x, jfn = torch.randn(1024, 512), tracejit.jit(program, fallback="error")
+    assert most(jfn) <= most(program)
+    assert most(jfn, retain_graph=True) > most(jfn) and jfn.replayed_because == ""
