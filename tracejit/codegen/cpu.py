@@ -92,7 +92,7 @@ def _streams_end(block: Block) -> Block:
 
 def _pointers(kernel: Kernel, w: Writer) -> Block:
     out = Block()
-    for n, b in enumerate(kernel.buffers.values()):
+    for n, b in enumerate(kernel.buffers.values(), 1):         # the first is the table of sizes
         t = CPU.memory[b.dtype]
         kind = f"{t} *" if b.written else f"const {t} *restrict "
         out.append(f"{kind}{w.pointers[b.name]} = p[{n}];")
@@ -103,7 +103,7 @@ def _task(body: Body) -> list[str]:
     """What each thread does: its share of the units, in whole cache lines where units are elements."""
     lines = ["typedef struct { void *const *p; char *part, *done; int *err; } NAME_args;"]
     u = body.units
-    bound = "{u}l * {t} / n" if u < 4096 else "({t} == n ? {u}l : {u}l * {t} / n & ~63l)"
+    bound = "({u}l < 4096 || {t} == n ? {u}l * {t} / n : {u}l * {t} / n & ~63l)"
     for n, _ in enumerate(body.blocks):
         low, high = (bound.format(u=u, t=t) for t in ("t", "(t + 1)"))
         lines += [f"static void NAME_task{n}(void *q) {{",

@@ -20,11 +20,12 @@ BATCH_GRAIN = 4 << 20        # bytes and operations of many small kernels, which
 @dataclass(frozen=True)
 class Source:
     """`buffers`: what each pointer of the entry shows, kernel by kernel; index 0 of one is its storage's first element.
+    The first of each kernel is None: the table of sizes, of a text that reads them (`codegen.sizes`).
     `made`: the roots of storages that the region makes, results and temporaries."""
 
     text: str
     body: str                            # the text without the helpers that it calls
-    buffers: tuple[Buffer, ...]
+    buffers: tuple[Optional[Buffer], ...]
     made: dict[int, TensorProxy]
     kernels: tuple[Kernel, ...]
     checks: bool
@@ -67,7 +68,7 @@ def source_of(region: BoundSymbol, fast: bool = False, note: Optional[Note] = No
     functions = {b.text: b.kernels[0].same_as or b.kernels[0] for b in every}
     kernels = tuple(k for b in every for k in b.kernels)
     body = "\n".join([*functions, *_entry(every)])
-    return Source(with_helpers(body), body, tuple(b for k in kernels for b in k.buffers.values()), nests.made_storages, kernels,
+    return Source(with_helpers(body), body, tuple(b for k in kernels for b in (None, *k.buffers.values())), nests.made_storages, kernels,
                   any(k.checks for k in kernels), max((b.threads for b in every), default=1),
                   functions, fast)
 
@@ -98,7 +99,7 @@ def _entry(every: list[Batch]) -> list[str]:
     """The entry, below what runs each batch of several kernels."""
     loops, lines, at = [], [f"int {ENTRY}(int nt, void *const *p) {{", "  int bad = 0;"], 0
     for n, b in enumerate(every):
-        count, pointers = len(b.kernels), len(b.function.buffers)
+        count, pointers = len(b.kernels), 1 + len(b.function.buffers)
         if count == 1:
             lines.append(f"  bad = {b.name}(nt, p + {at});" + (" if (bad) return bad;" if b.kernels[0].checks else ""))
         else:

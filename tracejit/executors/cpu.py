@@ -22,6 +22,7 @@ from .fusible import MOST_CALLS, can_lower, why_not_lowered
 from .kernel_cache import CompilerError, HungCompiler, KernelCache, NoCompiler, machine
 from .launch import compiled_region
 from .registry import Executor
+from .shared_code import Code, SharedCode
 
 LONGEST = 800                # instructions of one region: fifty costly ones take the compiler about half a second
 
@@ -32,6 +33,8 @@ class CpuExecutor(Executor):
     allow_single_op_fusion: make a kernel of a region of one call too.
     kernel_cache: the directory of compiled kernels; None: the user's cache directory.
     max_region_ops: a region has no more calls, views not counted.
+    share_code: sizes that have changed are no constants of the compiled code, so that further sizes need no compiler; False: the
+        code of each shape is its own, which is faster where short inner loops change their lengths.
 
     >>> import torch, tracejit
     >>> f = tracejit.jit(torch.relu, executors=[tracejit.CpuExecutor(allow_single_op_fusion=True)])
@@ -42,12 +45,13 @@ class CpuExecutor(Executor):
     name = "cpu"
 
     def __init__(self, *, allow_single_op_fusion: bool = False, kernel_cache: Optional[str] = None,
-                 max_region_ops: int = MOST_CALLS) -> None:
-        self.allow_single_op_fusion, self.max_region_ops = allow_single_op_fusion, max_region_ops
+                 max_region_ops: int = MOST_CALLS, share_code: bool = True) -> None:
+        self.allow_single_op_fusion, self.max_region_ops, self.share_code = allow_single_op_fusion, max_region_ops, share_code
         self.cache = KernelCache(kernel_cache)
         self.broken = False                                    # there is no compiler that works: said once
         self.refused: WeakSet[BoundSymbol] = WeakSet()         # calls that the compiler failed on
         self.fast = False
+        self.shared = SharedCode()
 
     def with_numerics(self, numerics: str) -> CpuExecutor:
         """fast: `a * b + c` may be rounded once, and half-precision values are rounded where they are stored, not at every op."""
@@ -96,14 +100,15 @@ class CpuExecutor(Executor):
     def finish(self, regions: list[BoundSymbol]) -> Optional[list[BoundSymbol]]:
         """Compiled, all at a time. The calls of regions that the compiler fails on are not fused."""
         sources = [r.sym.fn.source for r in regions]
+        codes = self.shared.codes(regions, sources) if self.share_code else [Code(s.body) for s in sources]
         try:
-            libraries = self.cache.load_regions(sources)
+            libraries = self.cache.load_regions([c.body for c in codes])
         except NoCompiler as error:
             libraries, self.broken = [error] * len(regions), True
         failed = [(r, error) for r, error in zip(regions, libraries) if isinstance(error, CompilerError)]
         if not failed:
-            return [replace(r, sym=Symbol(r.sym.name, compiled_region(r, source, library)))
-                    for r, source, library in zip(regions, sources, libraries)]
+            return [replace(r, sym=Symbol(r.sym.name, compiled_region(r, source, library, code.sizes)))
+                    for r, source, library, code in zip(regions, sources, libraries, codes)]
         error = failed[0][1]
         if check_traces():
             raise error

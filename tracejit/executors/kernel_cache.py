@@ -17,7 +17,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional, Sequence, Union
 
-from ..codegen.source import Source, together
+from ..codegen.cpu import with_helpers
+from ..codegen.source import together
 from .compile_lock import CompileLock
 from .compiler import FLAGS, Building, CompilerError, HungCompiler, NoCompiler, begin, compiler, machine, machine_flags
 from .disk_cache import DiskCache
@@ -72,38 +73,38 @@ class KernelCache:
                 self._loaded[key] = self._open(path, text, more)
             return self._loaded[key]
 
-    def load_regions(self, sources: Sequence[Source]) -> list[Union[Library, CompilerError]]:
-        """What holds the entry of each, or why it could not be built. Raises NoCompiler."""
-        keys = [_key("in company\n" + s.text, self.more) for s in sources]   # not those of texts by themselves
-        missing = {key: s for key, s in zip(keys, sources)
+    def load_regions(self, bodies: Sequence[str]) -> list[Union[Library, CompilerError]]:
+        """What holds the entry of each region's text (without helpers), or why it could not be built. Raises NoCompiler."""
+        keys = [_key("in company\n" + with_helpers(b), self.more) for b in bodies]     # not those of texts by themselves
+        missing = {key: b for key, b in zip(keys, bodies)
                    if key not in self._loaded and not self.disk.has(f"{key}.so")}
         failed = self._build_shares(missing)
         with self._lock:
-            return [failed[key] if key in failed else self._library(key, s) for key, s in zip(keys, sources)]
+            return [failed[key] if key in failed else self._library(key, b) for key, b in zip(keys, bodies)]
 
-    def _library(self, key: str, source: Source) -> Union[Library, CompilerError]:
+    def _library(self, key: str, body: str) -> Union[Library, CompilerError]:
         if key not in self._loaded:
             try:
-                self._loaded[key] = self._open(self._path(key), together([(_prefix(key), source.body)]), self.more)
+                self._loaded[key] = self._open(self._path(key), together([(_prefix(key), body)]), self.more)
             except CompilerError as error:
                 return error
         return Library(self._loaded[key], _prefix(key))
 
-    def _build_shares(self, missing: dict[str, Source]) -> dict[str, CompilerError]:
+    def _build_shares(self, missing: dict[str, str]) -> dict[str, CompilerError]:
         """Build these; those that fail, by key. A share that fails is built again one by one."""
         shares: list[list[str]] = [[] for _ in range(min(len(missing), _processors()))]
         sizes = [0] * len(shares)
-        for key in sorted(missing, key=lambda k: (-len(missing[k].body), k)):
+        for key in sorted(missing, key=lambda k: (-len(missing[k]), k)):
             k = sizes.index(min(sizes))
             shares[k].append(key)
-            sizes[k] += len(missing[key].body)
+            sizes[k] += len(missing[key])
         if not shares:
             return {}
 
         def build(share: list[str]) -> dict[str, CompilerError]:
             try:
                 paths = [self._path(key) for key in share]
-                self._build(paths, together((_prefix(key), missing[key].body) for key in share), self.more)
+                self._build(paths, together((_prefix(key), missing[key]) for key in share), self.more)
             except HungCompiler as error:
                 return dict.fromkeys(share, error)
             except CompilerError as error:

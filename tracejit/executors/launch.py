@@ -65,17 +65,19 @@ def _as_described(t: torch.Tensor, p: TensorProxy) -> bool:
         s == r for n, s, r in zip(p.shape, p.stride, t.stride()) if n > 1)
 
 
-def compiled_region(region: BoundSymbol, source: Source, library: ctypes.CDLL) -> CompiledRegion:
-    layout = _Layout(region, source)
+def compiled_region(region: BoundSymbol, source: Source, library: ctypes.CDLL, sizes: bytes = b"") -> CompiledRegion:
+    """sizes: the table that the code of `library` reads them from, if it does."""
+    layout = _Layout(region, source, sizes)
     launch = _launch_in_c(layout, library) if layout.roots_only else None
     return CompiledRegion(source, launch or _launch_in_python(layout, library), region.args,
                           frozenset(w.storage for w in region.written))
 
 
 class _Layout:
-    """Tensors by number: the arguments, then what is made. `buffers`: (tensor, bytes before its data) of each pointer."""
+    """Tensors by number: the arguments, then what is made. `buffers`: (tensor, bytes before its data) of each pointer;
+    (-1, the pointer) for one to the table of sizes."""
 
-    def __init__(self, region: BoundSymbol, source: Source) -> None:
+    def __init__(self, region: BoundSymbol, source: Source, sizes: bytes) -> None:
         self.args, self.source, self.outputs = region.args, source, region.flat_outputs
         self.made = list(source.made.values())
         self.makers = [maker(p.shape, p.stride, p.dtype) for p in self.made]
@@ -84,7 +86,9 @@ class _Layout:
         for n, p in enumerate(self.proxies):
             number.setdefault(p.storage, n)
         self.number = {**number, **{p.storage: len(self.args) + n for n, p in enumerate(self.made)}}
-        self.buffers = [(self.number[b.storage], self._start(b.storage)) for b in source.buffers]
+        self.sizes = ctypes.create_string_buffer(sizes, len(sizes)) if sizes else None
+        table = ctypes.addressof(self.sizes) if sizes else 0
+        self.buffers = [(-1, table) if b is None else (self.number[b.storage], self._start(b.storage)) for b in source.buffers]
         self.told = [self.number[s] for s in dict.fromkeys(w.storage for w in region.told)]
         work = sum(k.bytes_read + k.bytes_written + k.operations for k in source.kernels)
         self.unlocked = work > UNLOCKED
@@ -142,7 +146,7 @@ def _launch_in_c(layout: _Layout, library: ctypes.CDLL) -> Optional[Callable[...
     threads = id(torch.get_num_threads) if layout.source.threads > 1 else None
     descriptor = _Descriptor(entry, tensor_data_function, threads, id(_fail), id(increment_version), len(layout.args), len(layout.made),
                              len(layout.buffers), len(layout.outputs), layout.unlocked, len(layout.told), **{n: ctypes.addressof(p) for n, p in parts.items()})
-    owned = (ctypes.addressof(descriptor), descriptor, parts, arguments, layout.makers, library)
+    owned = (ctypes.addressof(descriptor), descriptor, parts, arguments, layout.makers, library, layout.sizes)
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.argtypes, make.restype = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p], ctypes.py_object
     return make(ctypes.addressof(ctypes.c_char.in_dll(launcher, _CALL)), owned, None)
@@ -168,8 +172,8 @@ def _launch_in_python(layout: _Layout, library: ctypes.CDLL) -> Callable[..., li
     for n, (function, arguments) in enumerate(layout.makers, len(layout.args)):
         scope[f"make{n}"], scope[f"layout{n}"] = function, arguments
         lines.append(f"    x{n} = make{n}(*layout{n})")
-    holders = [(f"x{n}" if layout.proxies[n].numel else f"x{n}.untyped_storage()", start) for n, start in layout.buffers]
-    pointers = ", ".join(f"{x}.data_ptr() - {start}" if start else f"{x}.data_ptr()" for x, start in holders)
+    scope["sizes"] = layout.sizes                              # kept alive
+    pointers = ", ".join(_address(layout, n, start) for n, start in layout.buffers)
     if pointers:
         lines.append(f"    bad = entry(threads(), Table({pointers}))")
         lines += ["    if bad:", "        fail(bad)"]
@@ -178,6 +182,13 @@ def _launch_in_python(layout: _Layout, library: ctypes.CDLL) -> Callable[..., li
     lines.append(f"    return [{', '.join(_result(o, layout) for o in layout.outputs)}]")
     exec(compile("\n".join(lines), "<launch>", "exec"), scope)
     return scope["launch"]
+
+
+def _address(layout: _Layout, n: int, start: int) -> str:
+    if n < 0:
+        return str(start)
+    holder = f"x{n}" if layout.proxies[n].numel else f"x{n}.untyped_storage()"
+    return f"{holder}.data_ptr() - {start}" if start else f"{holder}.data_ptr()"
 
 
 def _result(o: TensorProxy, layout: _Layout) -> str:

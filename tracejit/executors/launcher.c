@@ -14,6 +14,7 @@ extern void PyEval_RestoreThread(void *);
 
 /* Tensors are numbered: the arguments, then what is made. `makers`: a callable and its `arguments` for each tensor made.
    threads: a callable that tells how many there are, 0 when the work is one thread's; unlocked: let other threads run.
+   buffer: of each pointer, the tensor; -1: `offset` is the pointer itself.
    written: of each storage that is written, a tensor, given to `changed` afterwards: autograd must know. */
 typedef struct {
   int (*entry)(int, void *const *);
@@ -42,7 +43,8 @@ static int tell_autograd(const Region *r, PyObject *const *tensors) {
 static int run(const Region *r, PyObject *const *tensors) {
   void *pointers[r->buffers + 1], *state = 0;
   long threads = 1;
-  for (long i = 0; i < r->buffers; i++) pointers[i] = (char *)r->data(tensors[r->buffer[i]]) - r->offset[i];
+  for (long i = 0; i < r->buffers; i++)
+    pointers[i] = r->buffer[i] < 0 ? (void *)r->offset[i] : (char *)r->data(tensors[r->buffer[i]]) - r->offset[i];
   if (r->threads) {
     PyObject *count = PyObject_Vectorcall(r->threads, 0, 0, 0);
     if (!count) return -1;

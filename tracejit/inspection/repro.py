@@ -72,7 +72,7 @@ def repro_script(region: BoundSymbol) -> str:
         imports=_imports(scope), source=source.text, command=[*compiler(), *FLAGS], reference=reference, inputs=_inputs(region),
         names=", ".join(names), compared=[*(o.name for o in outputs), *names], errors={k: m for k, (_, m) in ERRORS.items()},
         made="\n".join(f"    {p.name} = torch.empty_strided({p.shape}, {p.stride}, dtype={p.dtype})" for p in made) or "    pass",
-        pointers=", ".join(_pointer(holder[b.storage]) for b in source.buffers),
+        pointers=", ".join("0" if b is None else _pointer(holder[b.storage]) for b in source.buffers),
         results=", ".join(_result(o, holder[o.storage]) for o in outputs))
 
 

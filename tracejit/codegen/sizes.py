@@ -1,0 +1,101 @@
+"""Texts that differ in numbers alone: one text, which reads those numbers from a table when it runs.
+
+Sizes, strides and offsets are numbers in the text of a kernel, which is written anew for each shape. Whatever made them, a
+text that is equal up to numbers does the same with those in the table: nothing need be known of where they come from.
+The table is the first of the pointers that every function of a region is given.
+"""
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Collection
+
+# What stays as it is, then: a number of C that is no part of a name. Zeros may be null pointers.
+_NUMBER = re.compile(r'^\s*#.*$|aligned\(\d+\)|, 0, 2\)|"[^"\n]*"|(?<![\w.])(0x[0-9a-f.]+p[-+]\d+f?|[1-9]\d*l?)(?![\w.])', re.M)
+_HEAD = re.compile(r"^(?:static )?(?:void|int) \w+\((.*)\) \{$")
+_TYPES = {"f": "float", "d": "double", "l": "i64", "i": "int"}
+LARGEST = (1 << 31) - 1      # of C's int: a larger number without suffix is a long
+
+
+@dataclass(frozen=True)
+class Parted:
+    """A text in parts: `between` the numbers, one more than there are of these."""
+
+    between: tuple[str, ...]
+    numbers: tuple[str, ...]
+
+    @cached_property
+    def form(self) -> str:
+        """Equal for texts that differ in the values of numbers, not in their types."""
+        return "".join(f"{text}\0{_kind(n)}" for text, n in zip(self.between, self.numbers)) + self.between[-1]
+
+    @cached_property
+    def counts(self) -> frozenset[int]:
+        """The positions of numbers of threads, which follow from the sizes and which no loop depends on."""
+        return frozenset(j for k, before in enumerate(self.between[:-1]) if before.endswith("nt = nt > ") for j in (k, k + 1))
+
+    def reading(self, given: Collection[int]) -> str:
+        """The text that reads the numbers at these positions from the table; `table` is what belongs into it."""
+        names = {k: f"given{n}" for n, k in enumerate(sorted(given))}
+        text = "".join(part + names.get(k, number) for k, (part, number) in enumerate(zip(self.between, self.numbers)))
+        declared = {name: f"  const {_TYPES[_kind(self.numbers[k])]} {name} = {_read(_kind(self.numbers[k]), n)};"
+                    for n, (k, name) in enumerate(names.items())}
+        return "\n".join(_with_declarations((text + self.between[-1]).split("\n"), declared))
+
+    def table(self, given: Collection[int]) -> bytes:
+        """Eight bytes a number: a long, or a double."""
+        return b"".join(_eight_bytes(self.numbers[k]) for k in sorted(given))
+
+
+def parted(text: str) -> Parted:
+    between, numbers, end = [], [], 0
+    for m in _NUMBER.finditer(text):
+        if m[1]:
+            between.append(text[end:m.start()])
+            numbers.append(m[1])
+            end = m.end()
+    return Parted((*between, text[end:]), tuple(numbers))
+
+
+def _kind(number: str) -> str:
+    if "p" in number:
+        return "f" if number.endswith("f") else "d"
+    return "l" if number.endswith("l") or int(number) > LARGEST else "i"
+
+
+def _eight_bytes(number: str) -> bytes:
+    if "p" in number:
+        return struct.pack("d", float.fromhex(number.removesuffix("f")))
+    return struct.pack("q", int(number.rstrip("l")))
+
+
+def _read(kind: str, n: int) -> str:
+    return f"((const {'double' if kind in 'fd' else 'i64'} *)TABLE)[{n}]"
+
+
+def _with_declarations(lines: list[str], declared: dict[str, str]) -> list[str]:
+    """Each function begins with those of the numbers that it uses."""
+    made: list[str] = []
+    head, body = "", []
+
+    def close() -> None:
+        used = dict.fromkeys(re.findall(r"\bgiven\d+\b", "\n".join(body)))
+        made.extend([*([head] if head else []), *(declared[name].replace("TABLE", _table(head)) for name in used), *body])
+    for line in lines:
+        if _HEAD.match(line):
+            close()
+            head, body = line, []
+        else:
+            body.append(line)
+    close()
+    return made
+
+
+def _table(head: str) -> str:
+    """Where a function finds the table: the first pointer, that of the arguments' first member in a thread's task."""
+    parameters = _HEAD.match(head)[1]
+    if "void *const *p" in parameters:
+        return "p[0]"
+    return "(*(void *const **)q)[0]" if parameters == "void *q" else "((void *const *)p)[0]"

@@ -1,0 +1,96 @@
+"""Which numbers of a region's text change from compile to compile.
+
+The first text at a place of the user's program is compiled as it is, its sizes known to the compiler. When one that differs
+in numbers alone comes from the same place, those numbers are read from a table, and one compiled text is for all that differ
+in no others. Which numbers are chosen decides how often the compiler runs, and never what a kernel computes.
+"""
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field, replace
+from typing import Optional, Sequence
+
+from ..codegen.sizes import Parted, parted
+from ..codegen.source import Source
+from ..ir.trace import BoundSymbol
+
+MOST_PLACES, MOST_FORMS = 1024, 32       # that are remembered: what is forgotten costs a run of the compiler
+Positions = frozenset[int]
+
+
+@dataclass(frozen=True)
+class Code:
+    """body: a text to be compiled; sizes: the table that it reads, b"" if it reads none."""
+
+    body: str
+    sizes: bytes = b""
+
+
+@dataclass(frozen=True)
+class _Form:
+    """Texts alike up to numbers. numbers: those of the first; plain: it was compiled as it is; given: the positions of those that
+    others read from a table."""
+
+    numbers: tuple[str, ...]
+    given: Positions
+    plain: bool
+
+
+@dataclass
+class _Place:
+    forms: dict[bytes, _Form] = field(default_factory=dict)
+    kept: set[str] = field(default_factory=set)                # numbers of the first text that have not changed since
+
+
+class SharedCode:
+    """What was compiled at which place. The regions of one program do not count as changes of each other."""
+
+    def __init__(self) -> None:
+        self._places: OrderedDict[bytes, _Place] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def codes(self, regions: Sequence[BoundSymbol], sources: Sequence[Source]) -> list[Code]:
+        """The text to compile for each region."""
+        met: Counter[bytes] = Counter()
+        with self._lock:
+            return [self._code(_place(r, met), parted(s.body), s.body) for r, s in zip(regions, sources)]
+
+    def _code(self, at: bytes, text: Parted, body: str) -> Code:
+        place = self._places.get(at)
+        form = _digest(text.form)
+        if place is None:
+            self._places[at] = _Place({form: _Form(text.numbers, frozenset(), True)}, set(text.numbers))
+            while len(self._places) > MOST_PLACES:
+                self._places.popitem(last=False)
+            return Code(body)
+        self._places.move_to_end(at)
+        known = place.forms.get(form)
+        given = _changed(text, known, place.kept)
+        given = given | text.counts if given else given
+        if known is not None and known.plain and text.numbers == known.numbers:
+            return Code(body)
+        place.kept -= {numbers[k] for k in given - text.counts for numbers in (text.numbers, known.numbers if known else text.numbers)}
+        place.forms[form] = _Form(text.numbers, given, not given) if known is None else replace(known, given=given)
+        while len(place.forms) > MOST_FORMS:
+            del place.forms[next(iter(place.forms))]
+        return Code(text.reading(given), text.table(given)) if given else Code(body)
+
+
+def _changed(text: Parted, known: Optional[_Form], kept: set[str]) -> Positions:
+    """Of a form not met before: those numbers that the first text at this place did not have."""
+    if known is None:
+        return frozenset(k for k, n in enumerate(text.numbers) if n not in kept)
+    return known.given | {k for k, (a, b) in enumerate(zip(known.numbers, text.numbers)) if a != b}
+
+
+def _place(region: BoundSymbol, met: Counter[bytes]) -> bytes:
+    """The lines of a region and the ops there, and how many such regions came before in the same program."""
+    own = _digest(" ".join(f"{b.source} {b.sym.name}" for b in region.subsymbols))
+    met[own] += 1
+    return own + met[own].to_bytes(4, "little")
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()[:16]
