@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,6 +19,7 @@ LARGE = ((10, (640, 1024)), (8, (3, 300007)), (6, (1000003,)), (4, (33, 32771)),
          (3, (1024, 1)), (3, (16, 160, 257)), (2, (4, 4)), (2, (400009,)))
 CHANGING = (0.5, 0.25, 1.5, -0.75, 0.0, 1e5)                     # an input of the program from its second value on
 SCALARS = ((70, ()), (22, (2, 2, 0.5, 3, -1, True)), (8, CHANGING))
+OTHER_SIZES = (1, 2, 3, 5, 7, 9, 17, 33, 64, 0)
 SEPARATE, SAME, POOL = "separate", "same object", "a view of the pool"
 
 
@@ -73,10 +74,12 @@ def draw_signature(tape: Tape, options: Options) -> Signature:
 
 
 def draw_call(signature: Signature, tape: Tape, number: int, options: Options) -> Call:
-    """One call. The first is mostly plain; a later one may repeat the arguments, or alias them anew."""
+    """One call. The first is mostly plain; a later one may repeat the arguments, alias them anew, or have other sizes."""
     if number and tape.chance(75 if signature.scalar == CHANGING else 25):
         again = tuple(f"{t.name}{number} = {t.name}{number - 1}" for t in signature.tensors)
         return Call(again, _pack(signature, number, tape), _after(signature, tape, options))
+    if number and options.sizes:
+        signature = _resized(signature, tape)
     setup: list[str] = []
     pool = 0
     plain = not tape.chance(65 if number else 50)
@@ -100,6 +103,13 @@ def draw_call(signature: Signature, tape: Tape, number: int, options: Options) -
         else:
             setup += _separate(tape, tensor, name, 10 * number + position, plain)
     return Call(tuple(setup), _pack(signature, number, tape), _after(signature, tape, options))
+
+
+def _resized(signature: Signature, tape: Tape) -> Signature:
+    """With another number wherever a size is that of some dim: what fitted together mostly still does."""
+    size, other = tape.pick([n for t in signature.tensors for n in t.shape] or [0]), tape.pick(OTHER_SIZES)
+    tensors = (replace(t, shape=tuple(other if n == size else n for n in t.shape)) for t in signature.tensors)
+    return replace(signature, tensors=tuple(tensors))
 
 
 def first_scope(signature: Signature, call: Call, options: Options) -> Scope:

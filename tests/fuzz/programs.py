@@ -29,6 +29,7 @@ class Options:
     grad: bool = False          # arguments that require grad, and backward passes
     branches: bool = False      # `.item()` and branches on tensor values, which a tracer cannot follow
     max_statements: int = 12
+    sizes: bool = False         # calls with arguments of other sizes
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def random_genome(seed: int, index: int, options: Options) -> Genome:
     """The genome of program `index`; the same for the same seed and options."""
     rng = random.Random(f"{seed}/{index}")
     statements = rng.randint(2, options.max_statements)
-    calls = rng.choice((1, 2, 2, 2, 3, 3))
+    calls = rng.choice((3, 3, 4, 5) if options.sizes else (1, 2, 2, 2, 3, 3))
     return Genome(rng.randbytes(HEAD_BYTES), tuple(rng.randbytes(STATEMENT_BYTES) for _ in range(statements)),
                   tuple(rng.randbytes(CALL_BYTES) for _ in range(calls)), rng.randbytes(TAIL_BYTES))
 

@@ -98,7 +98,7 @@ def judge_many(indices: list[int], arguments: argparse.Namespace) -> list[Outcom
 
 def options_of(arguments: argparse.Namespace) -> programs.Options:
     return programs.Options(large=arguments.large, grad=arguments.grad, branches=arguments.branches,
-                            max_statements=arguments.statements)
+                            max_statements=arguments.statements, sizes=arguments.sizes)
 
 
 def results(arguments: argparse.Namespace) -> Iterator[Outcome]:
@@ -161,6 +161,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--large", action="store_true", help="shapes beyond the caches")
     parser.add_argument("--grad", action="store_true", help="arguments that require grad, and backward")
     parser.add_argument("--branches", action="store_true", help=".item() and branches on values")
+    parser.add_argument("--sizes", action="store_true", help="calls with arguments of other sizes")
     parser.add_argument("--statements", type=int, default=12, help="at most so many statements")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
