@@ -33,8 +33,10 @@ class Parted:
 
     @cached_property
     def counts(self) -> frozenset[int]:
-        """The positions of numbers of threads, which follow from the sizes and which no loop depends on."""
-        return frozenset(j for k, before in enumerate(self.between[:-1]) if before.endswith("nt = nt > ") for j in (k, k + 1))
+        """The positions of numbers of threads and of their shares, which follow from the sizes and which no inner loop depends on."""
+        threads = {k for k, before in enumerate(self.between[:-1]) if before.endswith("nt = nt > ")}
+        shares = {k for k, before in enumerate(self.between[:-1]) if before.endswith("(p, 0, ")}
+        return frozenset(threads | {k + 1 for k in threads} | shares)
 
     def reading(self, given: Collection[int]) -> str:
         """The text that reads the numbers at these positions from the table; `table` is what belongs into it."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import warnings
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Optional
+from typing import Optional, Union
 from weakref import WeakSet
 
 from ..codegen.calls import call_of
@@ -19,7 +19,7 @@ from ..ir.symbol import Symbol
 from ..ir.trace import BoundSymbol
 from ..options import check_traces
 from .fusible import MOST_CALLS, can_lower, why_not_lowered
-from .kernel_cache import CompilerError, HungCompiler, KernelCache, NoCompiler, machine
+from .kernel_cache import CompilerError, HungCompiler, KernelCache, Library, NoCompiler, machine
 from .launch import compiled_region
 from .registry import Executor
 from .shared_code import Code, SharedCode
@@ -102,7 +102,7 @@ class CpuExecutor(Executor):
         sources = [r.sym.fn.source for r in regions]
         codes = self.shared.codes(regions, sources) if self.share_code else [Code(s.body) for s in sources]
         try:
-            libraries = self.cache.load_regions([c.body for c in codes])
+            libraries = self._libraries(codes, sources)
         except NoCompiler as error:
             libraries, self.broken = [error] * len(regions), True
         failed = [(r, error) for r, error in zip(regions, libraries) if isinstance(error, CompilerError)]
@@ -116,6 +116,17 @@ class CpuExecutor(Executor):
         self.refused.update(b for r, _ in failed for b in r.subsymbols if not call_of(b).is_view)
         _say(error, next((f" (for {b.source})" for b in failed[0][0].subsymbols if b.source.file), ""))
         return None
+
+
+    def _libraries(self, codes: list[Code], sources: list[Source]) -> list[Union[Library, CompilerError]]:
+        """Of each text. One that reads sizes and fails, where the compiler wants a constant, is compiled with them as constants."""
+        libraries = self.cache.load_regions([c.body for c in codes])
+        failed = [n for n, (c, made) in enumerate(zip(codes, libraries)) if c.sizes and isinstance(made, CompilerError)]
+        if failed and not check_traces():
+            again = self.cache.load_regions([sources[n].body for n in failed])
+            for n, library in zip(failed, again):
+                codes[n], libraries[n] = Code(sources[n].body), library
+        return libraries
 
 
 @dataclass(frozen=True, eq=False)

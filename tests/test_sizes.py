@@ -1,0 +1,240 @@
+"""Programs called with many sizes: results as eager's, and machine code that does not depend on the size."""
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import tracejit
+from tests.fuzz import programs, run
+from tracejit.codegen.sizes import parted
+from tracejit.executors.kernel_cache import CompilerError
+
+SIZES = (7, 16, 1, 33, 0, 2, 64, 5, 100, 17, 3, 257)
+
+
+class Block(nn.Module):
+    """A layer of a transformer."""
+
+    def __init__(self, explicit: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(32), nn.LayerNorm(32)
+        self.taken, self.given = nn.Linear(32, 96), nn.Linear(32, 32)
+        self.wide, self.narrow = nn.Linear(32, 128), nn.Linear(128, 32)
+        self.explicit = explicit
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        q, k, v = (t.view(batch, length, 4, 8).transpose(1, 2) for t in self.taken(self.first(x)).chunk(3, -1))
+        if self.explicit:
+            seen = torch.ones(length, length, dtype=torch.bool).tril()
+            mixed = ((q @ k.transpose(-1, -2)) / 8 ** 0.5).masked_fill(~seen, float("-inf")).softmax(-1) @ v
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.given(mixed.transpose(1, 2).reshape(batch, length, width))
+        return x + self.narrow(F.gelu(self.wide(self.second(x))))
+
+
+pytestmark = pytest.mark.filterwarnings("ignore::tracejit.RetraceWarning")
+
+
+def executor(tmp_path, **options):
+    return tracejit.CpuExecutor(kernel_cache=str(tmp_path / "kernels"), allow_single_op_fusion=True, **options)
+
+
+@pytest.mark.parametrize("explicit,lengths", [(False, range(1, 201)), (True, range(17, 57))], ids=["fused", "explicit"])
+def test_a_transformer_block_takes_five_compiles_for_all_lengths(tmp_path, explicit, lengths):
+    fuser = tracejit.CpuExecutor(kernel_cache=str(tmp_path))
+    block = Block(explicit).eval()
+    jitted = tracejit.jit(block, executors=[fuser], fallback="error")
+    with torch.no_grad():
+        for length in lengths:
+            x = torch.randn(2, length, 32)
+            torch.testing.assert_close(jitted(x), block(x))
+    assert jitted.cache_info().entries == len(lengths)
+    assert 2 <= fuser.cache.built <= 5
+
+
+def pointwise(x, n):
+    return torch.relu(x) * 2 + x.sigmoid()
+
+
+def rows(x, n):
+    return torch.softmax(x * 2, -1) + x.mean(-1, keepdim=True) - x.amax(-1, keepdim=True) if n else x + 1
+
+
+def columns(x, n):
+    return (x * x).sum(0) + x.std(0, unbiased=False) if n else x + 1
+
+
+def broadcast(x, n):
+    return (x + x[:, :1]) * torch.arange(n) + x.new_ones(n, 1)
+
+
+def transposed(x, n):
+    return (x.t().contiguous() + 1) * x.t() + x.flip(0).t()
+
+
+def windows(x, n):
+    return torch.cat([x[:, n // 2:] * 2, x[:, :n // 3] + 1], 1) + F.pad(x, (1, 0))[:, :n - n // 2 + n // 3]
+
+
+def reshaped(x, n):
+    return (x.reshape(-1)[: n * n // 2 * 2].view(-1, 2).t() * 2).reshape(-1) + 1
+
+
+def in_place(x, n):
+    x[n // 3: n // 2 + 1] = x[:1] * 2 if n else 0
+    x[:, ::2] += 1
+    x[-1:].mul_(3)
+    return x.sum(1) + 1
+
+
+def gathered(x, n):
+    return x[torch.arange(n - 1, -1, -1)] * 2 + x.gather(0, torch.zeros(n, n, dtype=torch.int64)) if n else x + 1
+
+
+def branching(x, n):
+    if x.shape[0] > 16:
+        return x * 2 + 1
+    return (x - x.shape[0]) * x.numel()
+
+
+def halves(x, n):
+    return F.gelu(x.bfloat16() * 3) + x.bfloat16()
+
+
+def whole_numbers(x, n):
+    return (x * 100).to(torch.int32) * n + x.to(torch.int32) // 3 + (x > 0).sum(1, dtype=torch.int32)
+
+
+PROGRAMS = (pointwise, rows, columns, broadcast, transposed, windows, reshaped, in_place, gathered, branching, halves, whole_numbers)
+SUMS = (rows, columns, in_place)         # compilers add in another order where they do not know how many
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+def test_other_sizes_give_what_eager_gives(tmp_path, program):
+    shared, alone = executor(tmp_path), executor(tmp_path, share_code=False)
+    jitted, special = (tracejit.jit(program, executors=[e], fallback="error") for e in (shared, alone))
+    for n in SIZES:
+        x = torch.randn(n, n)
+        expected, own, mine = x.clone(), x.clone(), x.clone()
+        theirs, got = program(expected, n), jitted(mine, n)
+        torch.testing.assert_close(got, theirs, equal_nan=True)
+        torch.testing.assert_close(mine, expected)
+        apart = {"rtol": 0, "atol": 0} if program not in SUMS else {}
+        torch.testing.assert_close(got, special(own, n), equal_nan=True, **apart)
+        assert torch.equal(mine, own)
+
+
+def test_rows_of_any_number_and_width_are_few_texts(tmp_path):
+    fuser = executor(tmp_path)
+    jitted = tracejit.jit(lambda x: torch.softmax(x * 2, -1) + 1, executors=[fuser], fallback="error")
+    for n in range(20, 60):
+        x = torch.randn(n, 3 * n)
+        torch.testing.assert_close(jitted(x), torch.softmax(x * 2, -1) + 1)
+    assert fuser.cache.built == 2
+
+
+def test_regions_of_one_program_are_no_changes_of_each_other(tmp_path):
+    def norm(x):
+        return (x * 2 + 1).softmax(-1)
+
+    def net(x, w):
+        return norm(norm(x) @ w)
+    fuser = executor(tmp_path)
+    jitted = tracejit.jit(net, executors=[fuser], fallback="error")
+    jitted(torch.randn(8, 32), torch.randn(32, 64))
+    again = tracejit.jit(net, executors=[fuser], fallback="error")
+    built = fuser.cache.built
+    again(torch.randn(8, 32), torch.randn(32, 64))             # nothing has changed: the same code
+    assert fuser.cache.built == built
+
+
+def test_code_is_not_shared_where_it_is_not_wanted(tmp_path):
+    fuser = executor(tmp_path, share_code=False)
+    jitted = tracejit.jit(lambda x: torch.softmax(x * 2, -1) + 1, executors=[fuser])
+    for n in (20, 21, 22, 23):
+        jitted(torch.randn(n, n))
+    assert fuser.cache.built == 4
+
+
+def test_a_second_process_finds_the_shared_code_on_disk(tmp_path):
+    for built in (2, 0):
+        fuser = executor(tmp_path)
+        jitted = tracejit.jit(pointwise, executors=[fuser])
+        for n in range(20, 30):
+            jitted(torch.randn(n, n), 0)
+        assert fuser.cache.built == built
+
+
+def test_threads_run_one_code_with_many_sizes(tmp_path):
+    jitted = tracejit.jit(rows, executors=[executor(tmp_path)], fallback="error")
+    inputs = [torch.randn(n, n + 3) for n in range(20, 28)]
+    expected = [jitted(x, 1) for x in inputs]
+    wrong = []
+
+    def call(x, want):
+        for _ in range(200):
+            wrong.extend([x.shape] if not torch.equal(jitted(x, 1), want) else [])
+    threads = [threading.Thread(target=call, args=pair) for pair in zip(inputs, expected)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_a_text_that_wants_constants_is_compiled_with_constants(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACEJIT_CHECK", "0")
+    fuser = executor(tmp_path)
+    build = fuser.cache._build
+
+    def particular(paths, text, more=()):
+        if "given0" in text:
+            raise CompilerError("an array wants a constant")
+        build(paths, text, more)
+    monkeypatch.setattr(fuser.cache, "_build", particular)
+    jitted = tracejit.jit(pointwise, executors=[fuser], fallback="error")
+    for n in (20, 21, 22):
+        x = torch.randn(n, n)
+        torch.testing.assert_close(jitted(x, n), pointwise(x, n))
+        assert len(jitted.kernels) == 1
+
+
+TEXT = """static void k0_range0(void *const *p, i64 lo, i64 hi) {
+  float row1[20] __attribute__((aligned(64)));
+  #pragma omp simd
+  for (i64 i1 = 0; i1 < 20; i1++) { a0[i1*3000000000] = (-0x1.8p+1f) + 0x1.999999999999ap-4 + 5l; }
+}
+static void k0_task0(void *q) {
+  k0_range0(a->p, 7l, 20); }"""
+
+
+def test_numbers_of_a_text_are_told_from_what_is_none():
+    text = parted(TEXT)
+    assert text.numbers == ("20", "20", "3000000000", "0x1.8p+1f", "0x1.999999999999ap-4", "5l", "7l", "20")
+    assert text.reading(()) == TEXT and text.table(()) == b""
+    other = parted(TEXT.replace("20", "21").replace("7l", "8l"))
+    assert other.form == text.form and parted(TEXT.replace("20", "20l")).form != text.form != parted(TEXT.replace("3000000000", "3")).form
+
+
+def test_a_text_reads_numbers_from_its_table_in_each_function():
+    text = parted(TEXT)
+    read = text.reading({0, 1, 3, 4, 6}).split("\n")
+    assert read[1:6] == ["  const int given0 = ((const i64 *)p[0])[0];",
+                         "  const int given1 = ((const i64 *)p[0])[1];",
+                         "  const float given2 = ((const double *)p[0])[2];",
+                         "  const double given3 = ((const double *)p[0])[3];",
+                         "  float row1[given0] __attribute__((aligned(64)));"]
+    assert read[-2:] == ["  const i64 given4 = ((const i64 *)(*(void *const **)q)[0])[4];", "  k0_range0(a->p, given4, 20); }"]
+    assert len(text.table({0, 1, 3, 4, 6})) == 40
+
+
+def test_random_programs_are_called_with_other_sizes():
+    options = programs.Options(sizes=True)
+    for index in range(12):
+        program = run.draw(3, index, options)
+        outcome = run.judge(program, run.compiler("tracejit"), tolerant=True)
+        assert outcome.kind in ("same", "rounded"), program.source
