@@ -33,13 +33,15 @@ class CpuDialect(Dialect):
     index_type = "i64"
     math = "__builtin_"
     not_positive = {"exp": "exp_low"}
-    # float has inline vector code for these; double and the rest call the C library
+    # there is inline vector code for these; the rest call the C library
+    own_double = frozenset({"exp", "expm1", "log", "log1p", "sin", "cos", "tanh"})
     own = frozenset({"exp", "exp_low", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "sinh",
                      "cosh", "tanh", "asin", "acos", "atan", "atan2", "asinh", "acosh", "atanh", "erf", "erfc", "hypot",
                      "pow"})
 
     def function(self, op: str, kind: str) -> str:
-        return f"tj_{op}_f" if kind == "f" and op in self.own else super().function(op, kind)
+        own = {"f": self.own, "d": self.own_double}.get(kind, ())
+        return f"tj_{op}_{kind}" if op in own else super().function(op, kind)
 
     def load(self, dtype: torch.dtype, at: str) -> str:
         spelled = {torch.bfloat16: "tj_from_bf16({})", torch.float16: "tj_from_f16({})", torch.bool: "({} != 0)"}
