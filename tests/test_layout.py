@@ -1,6 +1,9 @@
 """The layout: data flows one way, settings are read in one place, private torch API stays where it is."""
 import ast
+import configparser
 import importlib.util
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +52,19 @@ def imported_names(tree, package):
             parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             base = ".".join(parents + ([node.module] if node.module else []))
             yield from ((f"{base}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def test_what_is_imported_is_installed_with_the_package():
+    """Modules that are imported when tracejit is, not those that a function opens for a purpose of its own."""
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    required = {re.match(r"[\w-]+", line)[0] for line in settings["options"]["install_requires"].split()}
+    imported = set()
+    for path in modules():
+        at_import = [node for node in ast.parse(path.read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        absolute = [node for node in at_import if getattr(node, "level", 0) == 0]
+        imported |= {name.split(".")[0] for node in absolute for name, _ in imported_names(ast.Module([node], []), "tracejit")}
+    assert imported - set(sys.stdlib_module_names) - {"tracejit"} <= required
 
 
 def layers_imported(tree, package):
