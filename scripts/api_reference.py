@@ -5,7 +5,6 @@
 """
 import argparse
 import dataclasses
-import functools
 import inspect
 import re
 import sys
@@ -67,11 +66,12 @@ def members(kind):
 
 
 def is_property(attribute):
-    return isinstance(attribute, (property, functools.cached_property))
+    from tracejit.ir.cached import cached_property
+    return isinstance(attribute, (property, cached_property))
 
 
 def function_of(attribute):
-    return attribute.fget if isinstance(attribute, property) else getattr(attribute, "func", attribute)
+    return attribute.fget if isinstance(attribute, property) else getattr(attribute, "function", attribute)
 
 
 def document(attribute):

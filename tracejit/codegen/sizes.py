@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Collection
+
+from ..ir.cached import cached_property
 
 # What stays as it is, then: a number of C that is no part of a name. Zeros may be null pointers.
 _NUMBER = re.compile(r'^\s*#.*$|aligned\(\d+\)|, 0, 2\)|"[^"\n]*"|(?<![\w.])(0x[0-9a-f.]+p[-+]\d+f?|[1-9]\d*l?)(?![\w.])', re.M)
