@@ -314,3 +314,20 @@ def test_a_random_op_without_a_kernel_raises_where_it_stands():
 
 def test_a_row_of_a_dim_that_is_none_is_refused():
     assert_parity(lambda x: (x.select(-2, -1), x + 1)[1], lambda: [torch.ones(12)], raises="IndexError")
+
+
+@pytest.mark.parametrize("number,first", [(1, 0), (8, 6)])
+def test_memory_beyond_a_storage_is_refused(number, first):
+    for unread in (False, True):
+        assert_parity(lambda x: (x.as_strided((2, 2), (2, 1)) * 2, x + 1)[unread:], lambda: [torch.ones(number)[first:]], raises="RuntimeError")
+
+
+def test_memory_beyond_a_tensor_in_its_storage_is_not_refused_until_a_storage_is_smaller():
+    def program(x):
+        try:
+            return x.as_strided((2, 2), (2, 1)) * 2
+        except RuntimeError:
+            return x + 1
+    jitted, memory = tracejit.jit(program, fallback="error"), torch.arange(8.0)
+    for x in (memory[:1], memory[:1].data, torch.ones(1), memory[4:5].detach(), memory[6:7], torch.ones(3)[:1].data, torch.ones(4)[:1]):
+        assert torch.equal(jitted(x), program(x))

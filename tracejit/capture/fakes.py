@@ -57,6 +57,12 @@ class Fakes:
     def real_of(self, fake: torch.Tensor) -> Optional[torch.Tensor]:
         return self._back.get(id(fake))
 
+    def storage_bytes(self, fake: torch.Tensor) -> int:
+        """Of the storage that a fake stands over: that of an input may be larger than its fake's."""
+        own = fake.untyped_storage()
+        real = next((real for real, f in self._of.values() if f.untyped_storage()._cdata == own._cdata), None)
+        return max(own.nbytes(), real.untyped_storage().nbytes() if real is not None else 0)
+
     def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """(real, fake) of every tensor that has a fake."""
         return list(self._of.values())

@@ -25,11 +25,13 @@ from .fakes import NEEDS_DATA, Fakes, is_fake, real_tensors
 from .known_calls import UNKNOWN, KnownCalls, each_kind_once, on_stand_ins, on_view
 from .modes import operation_settings
 from .numbers import NEEDS_VALUE, NumberNode, number_of, refuse_unless_elementwise
-from .scratch import layout_is_uncertain, raise_if_eager_refuses, raise_if_no_kernel, raise_if_no_view, real_strides, run_on_scratch
+from .scratch import (layout_is_uncertain, raise_beyond_storage, raise_if_eager_refuses, raise_if_no_kernel, raise_if_no_view, real_strides,
+                      run_on_scratch)
 
 aten = torch.ops.aten
 _NO_TENSOR = torch.empty(0)
 _LIFTS = (aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default)
+_OVER_STORAGE = ("as_strided", "as_strided_")
 _PASS_THROUGH = ("prim", "profiler", "inductor_utils")       # namespaces that touch no tensor's memory
 
 
@@ -215,6 +217,8 @@ class Recorder(TorchDispatchMode):
         """The results of a call, as fakes; where these are not to be trusted, the real kernel is asked."""
         func, written = sym.overload, sym.written(*call)
         try:
+            if sym.packet in _OVER_STORAGE:
+                raise_beyond_storage(self.fakes.storage_bytes(call[0][0]), *call[0], **call[1])
             if written and not sym.moves_metadata:
                 raise_if_eager_refuses(func, before, spec, written)
             out = self._on_fakes(func, *call, before, spec)
