@@ -150,7 +150,9 @@ def test_an_explanation_tells_kernels_single_calls_writes_guards_and_stages(deco
     assert "torch.softmax" in told.guards and not told.eager
     text = str(told)
     assert all(title in text for title in ("kernels\n", "one by one\n", "writes\n", "guards\n", "stages\n"))
-    Page(told._repr_html_())
+    page = told._repr_html_()
+    Page(page)
+    assert page.count("int tj_region(int nt") == len(told.kernels) and all(f"source of {k.name}" in page for k in told.kernels)
 
 
 def test_an_explanation_of_what_cannot_be_captured_says_why():

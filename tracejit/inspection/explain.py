@@ -88,6 +88,7 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         body = [_html_table(title, columns, rows) for title, columns, rows in self.tables() if rows]
+        body += [_folded(f"source of {k.name}: {', '.join(k.lines)}", k.source) for k in self.kernels if k.shows_source]
         body += [trace_html(t) for t in self.traces[-1:]]
         return framed(self.name, self.summary, body)
 
@@ -138,6 +139,10 @@ def _aligned(columns: tuple[str, ...], rows: list[tuple]) -> list[str]:
     table = [columns, *(tuple(map(str, r)) for r in rows)]
     widths = [max(len(r[n]) for r in table) for n in range(len(columns))]
     return ["  " + "  ".join(cell.ljust(w) for cell, w in zip(r, widths)).rstrip() for r in table]
+
+
+def _folded(title: str, text: str) -> str:
+    return f'<details><summary class="note">{escape(title)}</summary><pre>{escape(text)}</pre></details>'
 
 
 def _html_table(title: str, columns: tuple[str, ...], rows: list[tuple]) -> str:

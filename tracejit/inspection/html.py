@@ -23,6 +23,7 @@ _RULES = """
 .tj{background:var(--tj-bg);color:var(--tj-fg);border:1px solid var(--tj-line);border-radius:6px;font-size:12px;
  line-height:1.5;max-width:100%;overflow:hidden;margin:4px 0;text-align:left}
 .tj summary{cursor:pointer}
+.tj .body>details{margin:4px 10px}
 .tj .head{background:var(--tj-head);padding:4px 10px;font-weight:600;overflow-wrap:anywhere}
 .tj .head span,.tj .note{color:var(--tj-dim);font-weight:400}
 .tj .body{max-height:70vh;overflow:auto;padding:4px 0}
