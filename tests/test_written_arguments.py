@@ -254,6 +254,51 @@ def test_what_another_result_is_computed_from_is_left_alone():
     assert compiled.replayed_because == ""
 
 
+def test_a_gradient_that_nobody_asks_for_is_no_zero():
+    """Zero times infinity would be NaN."""
+    def program(b):
+        before = b + 1
+        b.mul_(before)
+        return before[...]
+
+    compiled = tracejit.jit(program, fallback="error")
+    for _ in range(2):
+        source = torch.full((3,), torch.inf).requires_grad_()
+        compiled(source * 2).sum().backward()
+        assert torch.equal(source.grad, torch.full((3,), 2.0))
+    assert compiled.replayed_because == ""
+
+
+def test_an_argument_is_written_again():
+    """Where nothing is kept for backward, histories may be gone through twice."""
+    def program(b, w):
+        b.add_(w)
+        return b
+
+    compiled = tracejit.jit(program, fallback="error")
+    b, w = leaf() + 1, leaf(seed=1)
+    for k in range(1, 4):
+        assert compiled(b, w) is b
+        b.sum().backward()
+        assert torch.equal(w.grad, torch.full((3, 5), k * (k + 1) / 2))
+
+
+def test_a_result_that_leads_to_no_argument():
+    """A view made under no_grad is a leaf to autograd: nobody is led to where the argument came from."""
+    def program(b):
+        b.add_(b)
+        with torch.no_grad():
+            v = b[1:]
+        return v + 1
+
+    compiled = tracejit.jit(program, fallback="error")
+    b = leaf().exp()
+    for _ in range(3):
+        result = compiled(b)
+        assert result.requires_grad
+        result.sum().backward()
+
+
 def test_a_buffer_goes_on_from_step_to_step():
     class Recurrent(torch.nn.Module):
         def __init__(self):

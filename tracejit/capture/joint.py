@@ -59,7 +59,7 @@ class Joint:
 
     def again(self, layouts: tuple[Layout, ...]) -> "Joint":
         """The joint recording for other tangents."""
-        return self.recording.joint(layouts, staged=len(set(self.stages)) > 1)
+        return self.recording.joint(layouts, staged=self.stages == self.recording.stages)
 
     @property
     def tangents(self) -> tuple[TensorProxy, ...]:

@@ -259,7 +259,7 @@ class _Function(torch.autograd.Function):
             inputs = [t if isinstance(t, torch.Tensor) else t() for t in ctx.inputs]
             return (None, None, *of.differentiable_gradients(part, inputs, ctx.versions, tangents))
         kept = part.merged(ctx.own, saved)
-        if not graph_is_kept():
+        if part.own and not graph_is_kept():
             ctx.own = None
         return (None, None, *part.gradients(kept, tangents), *[None] * len(part.rebased))
 
