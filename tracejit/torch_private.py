@@ -137,8 +137,8 @@ def new_fake(mode: FakeTensorMode, shape: tuple, stride: tuple, dtype: torch.dty
              requires_grad: bool = False) -> torch.Tensor:
     """A fake in a storage of its own."""
     with below_dispatch_modes():
-        bare = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-        return FakeTensor(mode, bare, device, requires_grad=requires_grad)
+        bare = torch.empty_strided(shape, stride, dtype=dtype, device="meta", requires_grad=requires_grad)
+        return FakeTensor(mode, bare, device)
 
 
 def bare_tensor(fake: torch.Tensor) -> torch.Tensor:

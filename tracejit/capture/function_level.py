@@ -344,7 +344,8 @@ def _has_torch_function(args: Any) -> bool:
 
 
 def _is_function_apply(func: Callable) -> bool:
-    return getattr(func, "__func__", None) is _apply.__func__
+    owner = getattr(func, "__self__", None)                    # `apply` is written in C from torch 2.14 on
+    return isinstance(owner, type) and issubclass(owner, torch.autograd.Function) and func.__name__ == "apply"
 
 
 def _reflected(fake: torch.Tensor, real: torch.Tensor) -> bool:
