@@ -238,3 +238,49 @@ def test_random_programs_are_called_with_other_sizes():
         program = run.draw(3, index, options)
         outcome = run.judge(program, run.compiler("tracejit"), tolerant=True)
         assert outcome.kind in ("same", "rounded"), program.source
+
+
+def sines(x, n):
+    return x.sin() * 2 + x.cos()
+
+
+def totals(x, n):
+    return (x * x).sum() + x.amax(), x.var()
+
+
+def many(x, n):
+    parts = [x[k] for k in range(12)]
+    torch._foreach_mul_(parts, 2)
+    torch._foreach_add_(parts, 1)
+    return x[12:] * 2 + 1
+
+
+@pytest.mark.parametrize("program", (pointwise, rows, columns, transposed, windows, sines, totals, many), ids=lambda f: f.__name__)
+def test_threads_of_a_kernel_share_other_sizes(tmp_path, program):
+    fuser, before = executor(tmp_path), torch.get_num_threads()
+    jitted = tracejit.jit(program, executors=[fuser], fallback="error")
+    torch.set_num_threads(3)
+    try:
+        for n in (540, 760, 1010):
+            x = torch.randn(n, n)
+            mine, theirs = x.clone(), x.clone()
+            torch.testing.assert_close(jitted(mine, n), program(theirs, n))
+            torch.testing.assert_close(mine, theirs)
+    finally:
+        torch.set_num_threads(before)
+    assert any(k.threads > 1 for k in map(source_of_kernel, jitted.kernels))
+
+
+def source_of_kernel(kernel):
+    return kernel.region.sym.fn.source
+
+
+def test_gradients_at_all_lengths_are_eagers(tmp_path):
+    fuser, block = executor(tmp_path), Block(explicit=True)
+    jitted = tracejit.jit(block, executors=[fuser], fallback="error")
+    for length in (18, 1, 25, 32, 47):
+        x = torch.randn(2, length, 32, requires_grad=True)
+        wanted = torch.autograd.grad(block(x).square().sum(), [x, *block.parameters()])
+        found = torch.autograd.grad(jitted(x).square().sum(), [x, *block.parameters()])
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    assert not jitted.replayed_because
