@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass
+from sys import intern
 from typing import Collection
 
 from ..ir.cached import cached_property
@@ -57,7 +58,7 @@ def parted(text: str) -> Parted:
     for m in _NUMBER.finditer(text):
         if m[1]:
             between.append(text[end:m.start()])
-            numbers.append(m[1])
+            numbers.append(intern(m[1]))
             end = m.end()
     return Parted((*between, text[end:]), tuple(numbers))
 

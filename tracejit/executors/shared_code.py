@@ -16,7 +16,7 @@ from ..codegen.sizes import Parted, parted
 from ..codegen.source import Source
 from ..ir.trace import BoundSymbol
 
-MOST_PLACES, MOST_FORMS = 1024, 32       # that are remembered: what is forgotten costs a run of the compiler
+MOST_PLACES, MOST_FORMS = 1024, 16       # that are remembered: what is forgotten costs a run of the compiler
 Positions = frozenset[int]
 
 
