@@ -86,8 +86,8 @@ def _changed(text: Parted, known: Optional[_Form], kept: set[str]) -> Positions:
 
 
 def _place(region: BoundSymbol, met: Counter[bytes]) -> bytes:
-    """The lines of a region and the ops there, and how many such regions came before in the same program."""
-    own = _digest(" ".join(f"{b.source} {b.sym.name}" for b in region.subsymbols))
+    """The lines of a region, the ops there and the dtypes, and how many such regions came before in the same program."""
+    own = _digest(" ".join([*(f"{b.source} {b.sym.name}" for b in region.subsymbols), *(str(p.dtype) for p in region.args)]))
     met[own] += 1
     return own + met[own].to_bytes(4, "little")
 
