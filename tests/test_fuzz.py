@@ -52,7 +52,7 @@ def test_long_random_programs_gradients_and_large_shapes_mean_what_eager_means(o
     """With gradients, one in 300 may run eagerly: fake tensors replay views that autograd describes by their strides."""
     n = EXAMPLES // share
     compiled = [assert_same(run.draw(SEED, index, options), options.grad) for index in range(n)]
-    assert compiled.count(False) <= n // 300
+    assert compiled.count(False) <= max(n // 300, 1)
 
 
 @pytest.mark.parametrize("options", [programs.Options(), programs.Options(grad=True, branches=True)],

@@ -35,7 +35,7 @@ VIEWS = """
 {o} = {x}.contiguous() | {o} = {x}.mT | {o} = {x}.view_as({x}) | {o} = {x}.expand(2, {E2}) | {o} = {k}.real
 {o} = {k}.imag | {o} = {k}.conj() | {o} = torch.view_as_real({k}) | {o} = {x}.swapaxes({d}, {e})
 {o} = {x}.unflatten(0, (-1, 1)) | {o} = {x}.ravel() | {o} = {x}[None, ..., None]
-{o} = {x}.narrow_copy({d}, 0, 1) | {o} = {x}.to({x}.dtype) | {o} = torch.atleast_2d({x})
+{o} = {x}.narrow({d}, 0, 1).flip({d}) | {o} = {x}[..., :1].flip(-1, 0) | {o} = {x}.narrow_copy({d}, 0, 1) | {o} = {x}.to({x}.dtype) | {o} = torch.atleast_2d({x})
 """
 POINTWISE = """
 {o} = {x} + {y} | {o} = {x} * {y} | {o} = {x} - {y} | {o} = {x} * 2 | {o} = {x} + 1 | {o} = {x} + {c}
@@ -52,7 +52,8 @@ POINTWISE = """
 {o} = torch.lerp({f}, {q}, 0.25) | {o} = torch.addcmul({f}, {q}, {q}, value=2) | {o} = {f}.round()
 {o} = torch.zeros_like({x}) | {o} = torch.ones_like({x}) | {o} = {x}.new_zeros({h})
 {o} = torch.full_like({x}, {p}) | {r} = {r} + 1 | {r} = {r}.t() | {o} = {x}.repeat_interleave(2, {d})
-{o} = torch.sign({x}) | {o} = torch.arange(4) + 2 | {o} = {x}.cumprod({d}) | {o} = {f}.nan_to_num(0.5)
+{o} = torch.sign({x}) | {o} = torch.tensor([1.5, -2.0]).view(torch.int32) * 2 | {o} = torch.tensor([3, 258]).view(torch.uint8)
+{o} = torch.tensor([1, -2], dtype=torch.int16).view(torch.float16).sum() | {o} = torch.arange(4) + 2 | {o} = {x}.cumprod({d}) | {o} = {f}.nan_to_num(0.5)
 {o} = torch.nn.functional.hardshrink({f}) | {o} = torch.nn.functional.softshrink({f}) | {o} = {f} // {q}
 {o} = torch.fmax({f}, {q}) | {o} = torch.fmin({f}, {q}) | {o} = torch.copysign({f}, {q}) | {o} = {f} % {q}
 {o} = torch.nn.functional.threshold({f}, 0.5, 2) | {o} = torch.heaviside({f}, {q}) | {o} = {f}.isposinf()
