@@ -47,7 +47,7 @@ class _Writer:
         elif type(safe_key(value)) is not tuple or safe_key(value)[0] != "object" or is_placed(kind):
             return False
         else:
-            self.reference(value) if kind.__weakrefoffset__ > 0 else self.constant(value)
+            self.reference(value) if kind.__weakrefoffset__ != 0 else self.constant(value)
         return True
 
     def condition(self, code: str, value: Any, key: Hashable) -> str:
@@ -68,7 +68,7 @@ class _Writer:
         elif type(key) is tuple and key[0] == "object":
             if is_placed(kind):
                 return f"id(v := {code}) != {id(value)} or type(v) is not {self.reference(kind)}()"
-            if kind.__weakrefoffset__ > 0:
+            if kind.__weakrefoffset__ != 0:
                 return f"{code} is not {self.reference(value)}()"
             return f"{code} is not {self.constant(value)}"
         return f"safe_key({code}) != {self.constant(key)}"

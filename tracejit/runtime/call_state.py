@@ -178,7 +178,7 @@ def _condition(value: Any, key: Hashable) -> Optional[Condition]:
     if kind in _CONTAINERS and type(key) is tuple:
         return _opened(value, kind)
     if type(key) is tuple and key[0] == "object" and not is_placed(kind):
-        return Condition("is referent", weakref.ref(value)) if kind.__weakrefoffset__ > 0 else Condition("is", value)
+        return Condition("is referent", weakref.ref(value)) if kind.__weakrefoffset__ != 0 else Condition("is", value)
     return None
 
 
