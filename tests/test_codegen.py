@@ -1,7 +1,6 @@
 """Every row of the op table against eager: bit for bit where IEEE arithmetic says what the result is."""
 import itertools
 import math
-import subprocess
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ import torch.nn.functional as F
 
 import tracejit
 from regions import fused, random
-from tracejit.executors.compiler import FLAGS, compiler, machine, machine_flags
 
 pytestmark = pytest.mark.compiler
 
@@ -196,8 +194,7 @@ def test_remainders_are_exact_whatever_the_quotient(dtype, far, inplace):
     same(fused(lambda a, b: a.clone().fmod_(b), a, b) if inplace else fused(torch.fmod, a, b), rest)
     x = a.clone()
     if inplace:
-        tracejit.jit(lambda x, b: x.remainder_(b), executors=["cpu"], fallback="error",
-                     executor_options={"cpu": {"allow_single_op_fusion": True}})(x, b)
+        tracejit.jit(lambda x, b: x.mul_(1).remainder_(b), executors=["cpu"], fallback="error")(x, b)
     same(x if inplace else fused(torch.remainder, a, b), modulo)
     near = fused(lambda a, b: a // b, a, b)
     finite = a.abs() < 1e6
@@ -457,15 +454,7 @@ def test_what_has_no_elements_is_no_kernel_and_right(shape):
     assert torch.equal(got, torch.zeros(shape[:-1]))
 
 
-VECTORS = {**TRANSCENDENTAL, **ACTIVATIONS, "remainder": lambda a: a % 0.7, "fmod": lambda a: torch.fmod(a, 0.7), "floor_divide": lambda a: a // 0.7,
-           "atan2": lambda a: torch.atan2(a, a + 1), "hypot": lambda a: torch.hypot(a, a + 1), "copysign": lambda a: torch.copysign(a, a + 1),
-           "mish": F.mish, "logsigmoid": F.logsigmoid, "logaddexp": lambda a: torch.logaddexp(a, a * 2), "in place": lambda a: a.mul_(2).remainder_(0.7)}
-
-
-IN_DOUBLE = ("exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "sigmoid", "silu", "softplus", "elu", "mish", "remainder", "floor_divide", "in place")
-
-
-@pytest.mark.parametrize("name", IN_DOUBLE[:7])
+@pytest.mark.parametrize("name", ["exp", "expm1", "log", "log1p", "sin", "cos", "tanh"])
 def test_functions_of_doubles_are_within_two_ulps_of_eagers(name):
     """Eager's are within one of the exact value."""
     fn = TRANSCENDENTAL[name]
@@ -476,22 +465,3 @@ def test_functions_of_doubles_are_within_two_ulps_of_eagers(name):
     got, want = fused(fn, x), fn(x)
     assert ulps(got, want) <= 3
     same(got[got == 0], want[got == 0])
-
-
-@pytest.mark.skipif("clang" in machine(), reason="gcc says which loops it turned into vectors")
-@pytest.mark.parametrize("name, dtype", [*((n, torch.float32) for n in VECTORS), *((n, torch.float64) for n in IN_DOUBLE)], ids=str)
-def test_every_function_is_computed_in_vectors(name, dtype, tmp_path):
-    """A loop with one call of the C library, or with a jump, takes up to twenty times as long."""
-    jitted = tracejit.jit(VECTORS[name], executors=["cpu"], fallback="error", executor_options={"cpu": {"allow_single_op_fusion": True}})
-    jitted(torch.rand(64, 64, dtype=dtype))
-    (region,) = (b for b in jitted.last_traces[-1].bound_symbols if b.executor == "cpu")
-    source = tmp_path / "kernel.c"
-    source.write_text(region.sym.fn.source.text)
-    command = [*compiler(), *FLAGS, *machine_flags(), "-fopt-info-vec-optimized", str(source), "-o", str(tmp_path / "kernel.so")]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    loops, full = [], False
-    for n, line in enumerate(source.read_text().splitlines(), 1):
-        full = "_full_range" in line if line.startswith("static void k0") else full      # it calls the C library for rare arguments
-        if "#pragma omp simd" in line and not full:
-            loops.append(n)
-    assert loops and all(any(f"kernel.c:{n + k}:" in told for k in range(3)) for n in loops), told     # pragma, `for`, first statement

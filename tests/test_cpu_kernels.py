@@ -10,7 +10,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+import test_codegen
 import tracejit
 from regions import FuseRuns, fused
 from tracejit.codegen.schedules import COLUMN_UNIT
@@ -399,3 +401,34 @@ def test_what_is_not_fused_is_refused():
     assert refused(lambda t: t @ t, x) == ["aten.mm.default"]
     assert refused(lambda t: torch.rand_like(t) + 1, x) and refused(lambda t: t.to(torch.complex64) + 1, x)
     assert refused(lambda t: torch.div(t, 3, rounding_mode="floor"), x.bfloat16())
+
+
+VECTORS = {
+    **test_codegen.TRANSCENDENTAL, **test_codegen.ACTIVATIONS, "remainder": lambda a: a % 0.7, "fmod": lambda a: torch.fmod(a, 0.7),
+    "floor_divide": lambda a: a // 0.7, "atan2": lambda a: torch.atan2(a, a + 1), "hypot": lambda a: torch.hypot(a, a + 1),
+    "copysign": lambda a: torch.copysign(a, a + 1), "mish": F.mish, "logsigmoid": F.logsigmoid,
+    "logaddexp": lambda a: torch.logaddexp(a, a * 2), "in place": lambda a: a.mul_(2).remainder_(0.7),
+}
+IN_DOUBLE = ("exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "sigmoid", "silu", "softplus", "elu", "mish", "remainder",
+             "floor_divide", "in place")
+
+
+@pytest.mark.parametrize("name, dtype", [*((n, torch.float32) for n in VECTORS), *((n, torch.float64) for n in IN_DOUBLE)], ids=str)
+def test_every_function_is_computed_in_vectors(name, dtype, tmp_path):
+    """A loop with one call of the C library, or with a jump, takes up to twenty times as long."""
+    if "clang" in compiler.machine():
+        pytest.skip("gcc says which loops it turned into vectors")
+    jitted = tracejit.jit(VECTORS[name], executors=["cpu"], fallback="error", executor_options={"cpu": {"allow_single_op_fusion": True}})
+    jitted(torch.rand(64, 64, dtype=dtype))
+    (region,) = (b for b in jitted.last_traces[-1].bound_symbols if b.executor == "cpu")
+    source = tmp_path / "kernel.c"
+    source.write_text(region.sym.fn.source.text)
+    command = [*compiler.compiler(), *compiler.FLAGS, *compiler.machine_flags(), "-fopt-info-vec-optimized", str(source),
+               "-o", str(tmp_path / "kernel.so")]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    loops, full = [], False
+    for n, line in enumerate(source.read_text().splitlines(), 1):
+        full = "_full_range" in line if line.startswith("static void k0") else full      # it calls the C library for rare arguments
+        if "#pragma omp simd" in line and not full:
+            loops.append(n)
+    assert loops and all(any(f"kernel.c:{n + k}:" in told for k in range(3)) for n in loops), told     # pragma, `for`, first statement
