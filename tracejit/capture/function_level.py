@@ -27,7 +27,8 @@ from ..torch_private import (DISTRIBUTED_WRAPPERS, function_modes_see, saved_ten
 from .handlers import OWN_PATH, is_user_file, refuse_exception_handlers
 from .fakes import Fakes, is_fake, real_tensors
 from .numbers import as_number, number_of
-from .recorder import Recorder, current_modes, unprofiled
+from .hook import unprofiled
+from .recorder import Recorder, current_modes
 from .sites import compared_at
 from .state import MISSING
 from .structure import PLAIN

@@ -26,12 +26,12 @@ from .counters import Counters
 from .explore import Explorer, leads_on
 from .frame_reads import FrameReader
 from .frames import GLUE, SKIP, WATCH, CodeFacts, facts, known_facts, where
+from .hook import set_profile
 from .impure import holds_tensor, is_impure
 from .journal import PLACEHOLDERS, StateWrite
 from .known import HEAP_TYPE, Known, KnownState
 from .lines import StateError, read_at, written_at
 from .locations import Location
-from .recorder import set_profile
 from .sites import attribute_at, evaluate
 from .state import MISSING, PLAIN, GetSlot, ItemSlot, NameSlot, RootSlot, contents, instance_dict, is_container, is_tensor
 

@@ -7,8 +7,7 @@ moved (`unsqueeze_`, `set_`) has a new proxy from there on.
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
-from typing import Any, Callable, Iterator, NoReturn, Optional
+from typing import Any, Callable, NoReturn, Optional
 
 import torch
 from torch.autograd.graph import increment_version
@@ -22,6 +21,7 @@ from ..ir.symbol import Symbol, aten_symbol
 from ..ir.trace import BoundSymbol, Modes, SourceLine
 from ..torch_private import fake_of, is_composite, unseen_by_function_modes
 from .fakes import NEEDS_DATA, Fakes, is_fake, real_tensors
+from .hook import unprofiled
 from .known_calls import UNKNOWN, KnownCalls, each_kind_once, on_stand_ins, on_view
 from .modes import operation_settings
 from .numbers import NEEDS_VALUE, NumberNode, number_of, refuse_unless_elementwise
@@ -33,25 +33,6 @@ _NO_TENSOR = torch.empty(0)
 _LIFTS = (aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default)
 _OVER_STORAGE = ("as_strided", "as_strided_")
 _PASS_THROUGH = ("prim", "profiler", "inductor_utils")       # namespaces that touch no tensor's memory
-
-
-def set_profile(hook: Any) -> None:
-    """Puts back what `sys.getprofile()` returned."""
-    if hook is None or callable(hook):
-        sys.setprofile(hook)
-    elif hasattr(hook, "enable"):                              # cProfile is no callable hook
-        hook.enable()
-
-
-@contextmanager
-def unprofiled() -> Iterator[None]:
-    """Inside, the profile hook that watches the user's frames is off: what runs here is torch and tracejit."""
-    hook = sys.getprofile()
-    sys.setprofile(None)
-    try:
-        yield
-    finally:
-        set_profile(hook)
 
 
 def current_modes() -> Modes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter, deque
 from dataclasses import dataclass
-from typing import Any, Callable, Hashable, Iterator, Optional
+from typing import Any, Callable, Hashable, Iterator
 
 import torch
 
@@ -64,7 +64,8 @@ class Retraces:
 
     def note(self, call: CallInputs, modes: Hashable, guards: Guards) -> str:
         """An entry is made for this call: why, in one line."""
-        arguments = {**_described_arguments(self._function, call), **{name: ("mode", value) for name, value in zip(MODES, modes)}}
+        arguments = {**_described_arguments(self._function, call),
+                     **{name: ("mode", value) for name, value in zip(MODES, modes)}}
         causes = min((self._causes(e, call, arguments) for e in reversed(self._entries)), key=len, default=[])
         self._entries.append(_Entry(arguments, guards, _described_state(guards, call)))
         self.compiles += 1
@@ -89,7 +90,8 @@ class Retraces:
         what, times = self._counted.most_common(1)[0]
         latest = next(c for causes in reversed(self._found) for c in causes if c.what == what)
         way = f": {latest.way_out}" if latest.way_out else ""
-        return f"{what} keeps changing ({times} times, at last from {latest.before} to {latest.after}){way}. `cache_info().retraces` lists all"
+        return (f"{what} keeps changing ({times} times, at last from {latest.before} to {latest.after}){way}. "
+                "`cache_info().retraces` lists all")
 
 
 def _line(causes: list[Retrace]) -> str:
@@ -110,7 +112,8 @@ def _described_arguments(fn: Callable, call: CallInputs) -> dict[str, tuple]:
     for path, leaf in zip(paths, call.leaves):
         part = next(parts)
         if isinstance(leaf, torch.Tensor):
-            found[path] = ("tensor", part) if type(part) is tuple else ("value", f"the tensor that {paths[_nth(call, part)]} is")
+            same = type(part) is not tuple
+            found[path] = ("value", f"the tensor that {paths[_nth(call, part)]} is") if same else ("tensor", part)
         else:
             next(parts)
             found[path] = _described_leaf(leaf, part)
@@ -175,7 +178,8 @@ def _described_state(guards: Guards, call: CallInputs) -> dict[str, tuple]:
         inputs.append(value)
         paths.append(path)
         if s.kind in (STATE, GRAD):
-            found[path] = ("tensor", storages.tensor_key(value)) if isinstance(value, torch.Tensor) else ("state", type(value))
+            tensor = isinstance(value, torch.Tensor)
+            found[path] = ("tensor", storages.tensor_key(value)) if tensor else ("state", type(value))
     return found
 
 
@@ -207,13 +211,15 @@ def _tensor_difference(path: str, before: tuple, now: tuple) -> Retrace:
 
 def _state_difference(path: str, before: Any, now: Any) -> Retrace:
     """Of two keys (`state.freeze`): the first item that differs, in containers of one size."""
-    if type(before) is type(now) is tuple and before[0] is now[0] and before[0] in CONTAINERS and len(before[1]) == len(now[1]):
+    containers = type(before) is type(now) is tuple and before[0] is now[0] and before[0] in CONTAINERS
+    if containers and len(before[1]) == len(now[1]):
         for n, (a, b) in enumerate(zip(before[1], now[1])):
             if a != b and before[0] is not dict:
                 return _state_difference(f"{path}[{n}]", a, b)
             if a != b and a[0] == b[0]:
                 return _state_difference(f"{path}[{_frozen(a[0])}]", a[1], b[1])
-    return Retrace(path, _frozen(before), _frozen(now) if _frozen(now) != _frozen(before) else "another", _WAYS["state"])
+    old, new = _frozen(before), _frozen(now)
+    return Retrace(path, old, new if new != old else "another", _WAYS["state"])
 
 
 def _frozen(key: Any) -> str:
@@ -229,7 +235,9 @@ def _frozen(key: Any) -> str:
         return key[1]
     if kind in PLAIN:
         return _short(repr(key[1]))
-    return "an object" if not isinstance(kind, type) else f"a {kind.__name__}" + (f" of {len(key[1])}" if kind in CONTAINERS else "")
+    if not isinstance(kind, type):
+        return "an object"
+    return f"a {kind.__name__}" + (f" of {len(key[1])}" if kind in CONTAINERS else "")
 
 
 def _text(described: tuple) -> str:

@@ -183,7 +183,8 @@ class PartInC:
 
     def ready(self) -> bool:
         """Would `load` not wait for a compiler that works?"""
-        return self._cache is not None and (self._building is None or self._building.owner != os.getpid() or not self._building.running())
+        building = self._building
+        return self._cache is not None and (building is None or building.owner != os.getpid() or not building.running())
 
     def load(self) -> ctypes.CDLL:
         """The shared object. Raises CompilerError."""

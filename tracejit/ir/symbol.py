@@ -44,11 +44,12 @@ LAYOUTS_THAT_LIE = frozenset("""roll flip channel_shuffle copysign div floor_div
     logaddexp2 logical_and logical_or logical_xor native_batch_norm native_dropout_backward normal special_xlog1py xlogy pow
     _native_batch_norm_legit max_unpool2d""".split())
 
-# Ops that fail on the values of their arguments; pointwise integer ops are told by their tag and name stem.
+# Ops that fail on the values of their arguments: no schema and no tag says so. Stems of names, so that variants are meant too.
 _RAISES_ON_INDEX = ("index", "gather", "scatter", "take", "embedding", "put", "bincount", "nll_loss", "_assert")
 _RAISES_ON_ZERO = ("floor_divide", "remainder", "fmod", "div", "pow")
 _RAISES_ON_VALUES = ("linalg", "cholesky", "multinomial", "bernoulli", "binomial", "_assert", "masked_scatter", "max_unpool",
-                     "searchsorted", "lu_unpack", "ldl_solve", "one_hot", "repeat_interleave", "segment_reduce", "uniform", "histc", "histogram", "poisson", "normal", "margin_loss", "binary_cross_entropy")
+                     "searchsorted", "lu_unpack", "ldl_solve", "one_hot", "repeat_interleave", "segment_reduce", "uniform",
+                     "histc", "histogram", "poisson", "normal", "margin_loss", "binary_cross_entropy")
 
 
 @dataclass(frozen=True)

@@ -138,6 +138,7 @@ def may_run_again(b: BoundSymbol, recompute: str) -> bool:
     return recompute == "fused" and (b.sym.pointwise or b.sym.packet in _MOVES_OR_FILLS)
 
 
+# What costs nothing inside a kernel beside the pointwise: no tag of torch tells what only moves or fills from what computes.
 _MOVES_OR_FILLS = frozenset("""restride exact_copy constant expand zeros_like ones_like full_like full zeros ones arange
     new_zeros new_ones new_full slice_scatter select_scatter diagonal_scatter constant_pad_nd tril triu where
     masked_fill cat stack""".split())

@@ -209,7 +209,8 @@ def called_in_c(base: type) -> type:
     at = _fields_at(base)
     members = (_Member * 3)(_Member(b"__vectorcalloffset__", _SSIZE, at, _READ_ONLY), _Member(b"_table", _OBJECT_EX, at + 8))
     slots = (_Slot * 2)(_Slot(_MEMBERS, ctypes.addressof(members)))
-    spec = _Spec(f"{base.__module__}.{base.__name__}".encode(), at + _FIELDS, 0, _DEFAULT | _VECTORCALL | _BASETYPE, ctypes.addressof(slots))
+    spec = _Spec(f"{base.__module__}.{base.__name__}".encode(), at + _FIELDS, 0, _DEFAULT | _VECTORCALL | _BASETYPE,
+                 ctypes.addressof(slots))
     make = ctypes.pythonapi.PyType_FromSpecWithBases
     make.argtypes, make.restype = [ctypes.c_void_p, ctypes.py_object], ctypes.py_object
     made = make(ctypes.addressof(spec), base)
@@ -251,7 +252,8 @@ class Calls:
         made = Candidate(place, entry, state)
         if state is not None:
             self._assume(made, call.tensors)
-            if not made.struct.words or group.guards.tensor_values(call, inputs) != before or not _is_found(group, state, before, entry):
+            moved = not made.struct.words or group.guards.tensor_values(call, inputs) != before
+            if moved or not _is_found(group, state, before, entry):
                 return
         with _lock:
             self._file(function, made)
