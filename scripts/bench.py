@@ -23,6 +23,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from bench_calls import call_overhead, first_calls, writes
+from bench_functions import functions
 from bench_models import models, processes
 from bench_training import memory, training
 import timing
@@ -157,6 +158,10 @@ def machine():
             "threads": torch.get_num_threads()}
 
 
+TABLES = {"workloads": workloads, "functions": functions, "models": models, "training": training, "memory": memory,
+          "processes": processes}
+
+
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--inductor", action="store_true", help="torch.compile as well (needs a C++ compiler)")
@@ -165,7 +170,7 @@ def parse_options():
     parser.add_argument("--only", default="", help="workloads and models whose name contains this, and no table of calls")
     parser.add_argument("--executor", choices=("cpu", "torch"), default="cpu", help="of tracejit (default: cpu)")
     parser.add_argument("--threads", type=int, help="of torch (default: as many as it takes)")
-    parser.add_argument("--tables", default="calls,workloads", help="of calls, workloads, models, training, memory, processes (default: the first two)")
+    parser.add_argument("--tables", default="calls,workloads", help=f"of calls, {', '.join(TABLES)} (default: the first two)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there as well")
     return parser.parse_args()
 
@@ -183,16 +188,9 @@ def main():
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = empty
         if "calls" in opts.tables and not opts.only:
             tables.update(calls(opts))
-        if "workloads" in opts.tables:
-            tables["workloads"] = workloads(opts)
-        if "models" in opts.tables:
-            tables["models"] = models(opts)
-        if "training" in opts.tables:
-            tables["training"] = training(opts)
-        if "memory" in opts.tables:
-            tables["memory"] = memory(opts)
-        if "processes" in opts.tables:
-            tables["processes"] = processes(opts)
+        for title, table in TABLES.items():
+            if title in opts.tables:
+                tables[title] = table(opts)
     if opts.json:
         rows = {title: [asdict(row) for row in rows] for title, rows in tables.items()}
         opts.json.write_text(json.dumps({"machine": machine(), "seconds": rows}, indent=1) + "\n")

@@ -409,7 +409,7 @@ VECTORS = {
     "copysign": lambda a: torch.copysign(a, a + 1), "mish": F.mish, "logsigmoid": F.logsigmoid,
     "logaddexp": lambda a: torch.logaddexp(a, a * 2), "in place": lambda a: a.mul_(2).remainder_(0.7),
 }
-IN_DOUBLE = ("exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "sigmoid", "silu", "softplus", "elu", "mish", "remainder",
+IN_DOUBLE = ("exp", "exp2", "expm1", "log", "log1p", "sin", "cos", "tanh", "atanh", "hypot", "sigmoid", "silu", "softplus", "elu", "mish", "remainder",
              "floor_divide", "in place")
 
 

@@ -34,7 +34,7 @@ class CpuDialect(Dialect):
     math = "__builtin_"
     not_positive = {"exp": "exp_low"}
     # there is inline vector code for these; the rest call the C library
-    own_double = frozenset({"exp", "expm1", "log", "log1p", "sin", "cos", "tanh"})
+    own_double = frozenset({"exp", "exp2", "expm1", "log", "log1p", "sin", "cos", "tanh", "atanh", "hypot"})
     own = frozenset({"exp", "exp_low", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "sinh",
                      "cosh", "tanh", "asin", "acos", "atan", "atan2", "asinh", "acosh", "atanh", "erf", "erfc", "hypot",
                      "pow"})

@@ -227,6 +227,13 @@ EW double tj_exp_d(double x) {
   return (1. + (r + tj_exp_tail_d(r))) * tj_two_to(h) * tj_two_to(n - h);
 }
 
+EW double tj_exp2_d(double x) {                                      /* as exp, and x less a whole number is exact */
+  double y = x > 1025. ? 1025. : x; y = y < -1080. ? -1080. : y;
+  double n = (y + 0x1.8p52) - 0x1.8p52, h = (n * 0.5 + 0x1.8p52) - 0x1.8p52, d = y - n, r = d * 0x1.62e42fefa39efp-1;
+  double low = __builtin_fma(d, 0x1.abc9e3b39803fp-56, __builtin_fma(d, 0x1.62e42fefa39efp-1, -r));
+  return (1. + (r + (tj_exp_tail_d(r) + low))) * tj_two_to(h) * tj_two_to(n - h);
+}
+
 EW double tj_expm1_d(double x) {
   double y = x > 710. ? 710. : x; y = y < -50. ? -50. : y;
   double n = __builtin_fma(y, 1.4426950408889634, 0x1.8p52) - 0x1.8p52, half = tj_two_to(n - 1.);
@@ -235,6 +242,13 @@ EW double tj_expm1_d(double x) {
   double sum = half - 0.5, a = __builtin_fma(half, r, sum), lost = __builtin_fma(half, r, sum - a);
   double v = 2. * (a + __builtin_fma(half, e + low, lost));
   return __builtin_fabs(x) < 0x1p-54 ? x : v;
+}
+
+EW double tj_hypot_d(double x, double y) {                           /* scaled by a power of two where squares would not be normal */
+  double a = __builtin_fabs(x), b = __builtin_fabs(y), most = a > b ? a : b;
+  double scale = most > 0x1p500 ? 0x1p-600 : most < 0x1p-400 ? 0x1p600 : 1., back = most > 0x1p500 ? 0x1p600 : most < 0x1p-400 ? 0x1p-600 : 1.;
+  double s = a * scale, t = b * scale, v = __builtin_sqrt(__builtin_fma(s, s, t * t)) * back;
+  return (a == __builtin_inf()) | (b == __builtin_inf()) ? __builtin_inf() : v;
 }
 
 EW double tj_tanh_d(double x) {                                      /* e / (e + 2), and what the sum and the quotient lost */
@@ -268,6 +282,11 @@ EW double tj_log1p_d(double x) {
   double v = tj_log_core_d(f, n, n == 0 ? 0. : c / y);
   v = y == 0 ? -__builtin_inf() : v; v = y < 0 ? __builtin_nan("") : v; v = x == 0 ? x : v;
   return (y == __builtin_inf()) | (y != y) ? y : v;
+}
+
+EW double tj_atanh_d(double x) {
+  double a = __builtin_fabs(x), w = 0.5 * tj_log1p_d(2. * a / (1. - a));
+  return __builtin_fabs(x) < 0x1p-54 ? x : __builtin_copysign(w, x);
 }
 
 EW float tj_sigmoid_f(float x) { float e = tj_exp_low_f(-__builtin_fabsf(x)); return (x < 0 ? e : 1.f) / (1.f + e); }
