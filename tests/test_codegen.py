@@ -457,8 +457,8 @@ def test_what_has_no_elements_is_no_kernel_and_right(shape):
 
 
 @pytest.mark.parametrize("name", ["exp", "exp2", "expm1", "log", "log1p", "sin", "cos", "tanh", "atanh"])
-def test_functions_of_doubles_are_within_two_ulps_of_eagers(name):
-    """Eager's are within one of the exact value."""
+def test_functions_of_doubles_are_within_two_ulps(name):
+    """So within three of eager's, which are within one of the exact value."""
     fn = TRANSCENDENTAL[name]
     x = torch.cat([every_magnitude().double() * 1.0000001, torch.linspace(-745, 710, 50_000, dtype=torch.float64), torch.randn(50_000).double(),
                    torch.tensor([5e-324, -5e-324, 1e-310, 709.78, 709.79, 1e300, 2.0 ** 26, 2.0 ** 27 + 1], dtype=torch.float64)])

@@ -191,6 +191,15 @@ def test_one_angle_far_away_among_many(fn, watched, threads):
     assert ("_near_f(" in source.text) == watched
 
 
+@pytest.mark.parametrize("rare", [1.0, 1e30])
+def test_one_remainder_in_place_is_exact(rare):
+    x = torch.randn(3001) * 100
+    x[7] = rare
+    mine, theirs = x.clone(), torch.tensor([math.fmod(v, 2.5) for v in x.tolist()])
+    compiled(lambda x: x.fmod_(2.5), mine)
+    assert torch.equal(mine, theirs)
+
+
 def test_nans_stay_nans_in_halves():
     bits = torch.tensor([0x7FFFFFFF, -1, 0x7F800001, 0x7FC00000, -0x7FFFFF, 0x7FFF8000] * 8, dtype=torch.int32)
     x, h = bits.view(torch.float32), (bits >> 16).to(torch.int16).view(torch.bfloat16)

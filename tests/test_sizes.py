@@ -248,14 +248,26 @@ def totals(x, n):
     return (x * x).sum() + x.amax(), x.var()
 
 
-def many(x, n):
-    parts = [x[k] for k in range(12)]
-    torch._foreach_mul_(parts, 2)
-    torch._foreach_add_(parts, 1)
-    return x[12:] * 2 + 1
+def step(parameters, gradients):
+    for p, g in zip(parameters, gradients):
+        p.mul_(0.9).add_(g * 0.5)
 
 
-@pytest.mark.parametrize("program", (pointwise, rows, columns, transposed, windows, sines, totals, many), ids=lambda f: f.__name__)
+def test_small_kernels_that_threads_share_out_share_other_sizes(tmp_path):
+    fuser = executor(tmp_path)
+    jitted = tracejit.jit(step, executors=[fuser], fallback="error")
+    for n in (2048, 2100, 3001, 3500, 3777):
+        parameters, gradients = ([torch.randn(n) for _ in range(200)] for _ in range(2))
+        expected = [p.clone() for p in parameters]
+        step(expected, gradients)
+        jitted(parameters, gradients)
+        torch.testing.assert_close(parameters, expected, rtol=0, atol=0)
+    (kernel,) = jitted.kernels
+    assert "batch0_task" in source_of_kernel(kernel).text
+    assert fuser.cache.built <= 3                              # one that knows its sizes, and no more than two for the others
+
+
+@pytest.mark.parametrize("program", (pointwise, rows, columns, transposed, windows, sines, totals), ids=lambda f: f.__name__)
 def test_threads_of_a_kernel_share_other_sizes(tmp_path, program):
     fuser, before = executor(tmp_path), torch.get_num_threads()
     jitted = tracejit.jit(program, executors=[fuser], fallback="error")

@@ -41,8 +41,10 @@ Name = tuple[Optional[str], bool]        # the last of a path; is it an attribut
 
 
 def _first(path: str, codes: Iterable[types.CodeType], named: Callable[[list, int], Name]) -> str:
-    path = re.sub(r"\[.*", "", path)
-    wanted = re.findall(r"\w+", path)[-1], "." in path
+    names = re.findall(r"\.?[A-Za-z_]\w*", re.sub(r"\[[^]]*\]", "", path))
+    if not names:
+        return ""
+    wanted = names[-1].lstrip("."), names[-1].startswith(".")
     for code in codes:
         lines, line = dict(dis.findlinestarts(code)), code.co_firstlineno
         steps = list(dis.get_instructions(code))

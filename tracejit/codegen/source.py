@@ -116,7 +116,9 @@ def _loop(name: str, b: Batch, count: int, pointers: int) -> list[str]:
                 f"  for (i64 i = 0; i < {count}; i++) {each.format('nt')} }}"]
     return [f"static void {name}_range(void *const *p, i64 lo, i64 hi) {{",
             f"  for (i64 i = lo; i < hi; i++) {each.format(1)} }}",
-            f"static void {name}_task(void *p) {{ i64 t = omp_get_thread_num(), n = omp_get_num_threads();",
+            f"static void {name}_task(void *p) {{",
+            "  i64 t = omp_get_thread_num(), n = omp_get_num_threads();",
             f"  {name}_range(p, {count} * t / n, {count} * (t + 1) / n); }}",
-            f"static void {name}(int nt, void *const *p) {{ nt = nt > {b.threads} ? {b.threads} : nt;",
+            f"static void {name}(int nt, void *const *p) {{",
+            f"  nt = nt > {b.threads} ? {b.threads} : nt;",
             f"  if (nt > 1) GOMP_parallel({name}_task, (void *)p, nt, 0); else {name}_range(p, 0, {count}); }}"]

@@ -117,11 +117,11 @@ class CpuExecutor(Executor):
         _say(error, next((f" (for {b.source})" for b in failed[0][0].subsymbols if b.source.file), ""))
         return None
 
-
     def _libraries(self, codes: list[Code], sources: list[Source]) -> list[Union[Library, CompilerError]]:
         """Of each text. One that reads sizes and fails, where the compiler wants a constant, is compiled with them as constants."""
         libraries = self.cache.load_regions([c.body for c in codes])
-        failed = [n for n, (c, made) in enumerate(zip(codes, libraries)) if c.sizes and isinstance(made, CompilerError)]
+        failed = [n for n, (c, made) in enumerate(zip(codes, libraries))
+                  if c.sizes and isinstance(made, CompilerError) and not isinstance(made, HungCompiler)]
         if failed and not check_traces():
             again = self.cache.load_regions([sources[n].body for n in failed])
             for n, library in zip(failed, again):

@@ -198,5 +198,8 @@ class PartInC:
             if building is not None and building.owner == os.getpid():
                 try:
                     self._cache._keep(building, [self._path], seconds)
+                except HungCompiler:
+                    if seconds is None:                        # `load` does not wait for it twice
+                        raise
                 except CompilerError:                          # an interrupt reached it, too: `load` tries again, and tells
                     pass

@@ -2,12 +2,12 @@
 
 The first text at a place of the user's program is compiled as it is, its sizes known to the compiler. When one that differs
 in numbers alone comes from the same place, those numbers are read from a table, and one compiled text is for all that differ
-in no others. Which numbers are chosen decides how often the compiler runs, and never what a kernel computes.
+in no others. Which numbers are chosen decides how often the compiler runs and, as it may unroll loops of known
+length, in which order sums are added up: nothing else.
 """
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import Optional, Sequence
@@ -15,9 +15,11 @@ from typing import Optional, Sequence
 from ..codegen.sizes import Parted, parted
 from ..codegen.source import Source
 from ..ir.trace import BoundSymbol
+from .compile_lock import CompileLock
 
 MOST_PLACES, MOST_FORMS = 1024, 16       # that are remembered: what is forgotten costs a run of the compiler
 Positions = frozenset[int]
+_lock = CompileLock()
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,11 @@ class SharedCode:
 
     def __init__(self) -> None:
         self._places: OrderedDict[bytes, _Place] = OrderedDict()
-        self._lock = threading.Lock()
 
     def codes(self, regions: Sequence[BoundSymbol], sources: Sequence[Source]) -> list[Code]:
         """The text to compile for each region."""
         met: Counter[bytes] = Counter()
-        with self._lock:
+        with _lock:
             return [self._code(_place(r, met), parted(s.body), s.body) for r, s in zip(regions, sources)]
 
     def _code(self, at: bytes, text: Parted, body: str) -> Code:

@@ -249,6 +249,8 @@ class _Function(torch.autograd.Function):
     def backward(ctx: Any, *tangents: Optional[torch.Tensor]) -> tuple:
         of, part = ctx.of, ctx.part
         if all([t is None for t in tangents]):                 # reached by way of what other results are computed from
+            if part.own and not graph_is_kept():
+                ctx.own = None
             return (None, None, *[None] * (len(part.targets) + len(part.rebased)))
         saved = ctx.saved_tensors if part.shared or part.checked else ()   # raises if one was written, or all are freed
         if ctx.own is None:
