@@ -331,3 +331,15 @@ def test_memory_beyond_a_tensor_in_its_storage_is_not_refused_until_a_storage_is
     jitted, memory = tracejit.jit(program, fallback="error"), torch.arange(8.0)
     for x in (memory[:1], memory[:1].data, torch.ones(1), memory[4:5].detach(), memory[6:7], torch.ones(3)[:1].data, torch.ones(4)[:1]):
         assert torch.equal(jitted(x), program(x))
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 3, 1), (1, 4, 1, 3), (2, 1, 3, 1)])
+def test_sizes_of_one_keep_the_strides_that_eager_gives_them(shape):
+    """Fake tensors took such a view for a channels_last image."""
+    def program(a):
+        view = a.as_strided(shape, (shape[1], 1, shape[1] * shape[3], shape[1]) if shape[3] > 1 else (4, 1, shape[1], 1))
+        a.add_(1)
+        return view * 2, (view + 1).neg(), view.exp() * view
+    a = torch.randn(64)
+    got, want = tracejit.jit(program, fallback="error")(a.clone()), program(a.clone())
+    assert [t.stride() for t in got] == [t.stride() for t in want]

@@ -18,7 +18,8 @@ INEXACT = frozenset("""exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos
     erf erfc sigmoid silu gelu softplus elu mish celu selu logsumexp _softmax _log_softmax sum mean prod var std var_mean
     std_mean norm linalg_vector_norm native_layer_norm native_group_norm native_batch_norm _fused_rms_norm pow
     _native_batch_norm_legit log_sigmoid_forward glu mse_loss binary_cross_entropy_with_logits nll_loss_forward logaddexp
-    _softmax_backward_data _log_softmax_backward_data gelu_backward silu_backward nansum rsqrt sqrt""".split())
+    _softmax_backward_data _log_softmax_backward_data gelu_backward silu_backward nansum rsqrt sqrt xlogy
+    special_xlog1py""".split())
 DISAGREE_AT_NAN = ("hardshrink_backward", "softshrink_backward", "hardswish_backward")    # eager's vectors and its scalars
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 TRIES = 6

@@ -24,7 +24,17 @@ def layout_is_uncertain(sym: Symbol, tensors: list[TensorProxy]) -> bool:
     if layout_is_ambiguous(tensors):
         return True
     odd = any(p.stride != contiguous_stride(p.shape) for p in tensors)
-    return odd and (sym.packet in LAYOUTS_THAT_LIE or sym.pointwise and len({p.shape for p in tensors}) > 1)
+    return odd and (sym.packet in LAYOUTS_THAT_LIE or sym.pointwise and (
+        len({p.shape for p in tensors}) > 1 or any(map(_is_taken_for_channels_last, tensors))))
+
+
+def _is_taken_for_channels_last(p: TensorProxy) -> bool:
+    """Fakes give the result of a pointwise call the strides of channels_last where the operand's are those but for sizes of 1."""
+    if len(p.shape) != 4 or 1 not in p.shape:
+        return False
+    _, c, h, w = p.shape
+    strides = (h * w * c, 1, w * c, c)
+    return p.stride != strides and all(size == 1 or a == b for size, a, b in zip(p.shape, p.stride, strides))
 
 
 def raise_if_eager_refuses(func: Any, before: list, spec: Any, written: tuple[int, ...]) -> None:
