@@ -55,7 +55,6 @@ def test_a_message_names_the_line_of_the_program(case):
 
 
 def test_cells_of_a_notebook_are_named_by_their_numbers():
-    pytest.importorskip("IPython")
     program = """
         from IPython.core.interactiveshell import InteractiveShell
         shell = InteractiveShell.instance()

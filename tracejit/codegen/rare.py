@@ -1,7 +1,8 @@
 """Kernels with functions that are cheap but for rare arguments: at first as if there were none, which is watched.
 
-Angles beyond 2^39 (of doubles: 2^26) and quotients beyond 2^52 are rare; without them sines take a third of the time, remainders a twentieth. Where there
-was one, the kernel runs once more in full. One that overwrites what it reads is run without its stores first, to see.
+Angles beyond 2^39 (of doubles: 2^26) and quotients beyond 2^52 are rare; without them sines take a third of the time, remainders a
+twentieth. Where there was one, the kernel runs once more in full. One that overwrites what it reads is run without its stores
+first, to see.
 """
 from __future__ import annotations
 

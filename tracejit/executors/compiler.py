@@ -81,14 +81,14 @@ class Building:
         """Wait until the object is there, by default for TIMEOUT seconds. Raises CompilerError."""
         try:
             errors = self.process.communicate(timeout=TIMEOUT if seconds is None else seconds)[1]
-            if self.process.returncode or not self.made.exists():
-                raise CompilerError(f"{' '.join(self.process.args)} failed; the source is {self.source}:\n{errors[-2000:]}")
         except subprocess.TimeoutExpired as error:
-            self.stop()
             raise HungCompiler(f"{error}; the source is {self.source}") from error
-        except BaseException:                                  # an interrupt among them
-            self.stop()
-            raise
+        finally:
+            if self.process.returncode is None:                # too late, or interrupted
+                self.stop()
+        if self.process.returncode or not self.made.exists():
+            self.made.unlink(missing_ok=True)
+            raise CompilerError(f"{' '.join(self.process.args)} failed; the source is {self.source}:\n{errors[-2000:]}")
 
     def stop(self) -> None:
         self.process.kill()
