@@ -417,6 +417,17 @@ EW float tj_normal_cdf_f(float x) {                                  /* (1 + erf
 
 EW float tj_gelu_f(float v) { return v * tj_normal_cdf_f(v); }
 
+EW float tj_gelu_bf16(float v) {                                     /* of bfloat16, relative error 2^-17: log2 of the left tail, and 2^that */
+  float t = __builtin_fabsf(v), y = t > 5.8f ? 5.8f : t;
+  float q = __builtin_fmaf(__builtin_fmaf(__builtin_fmaf(-0x1.ead3bcp-20f, y, 0x1.01e7e2p-14f), y, -0x1.e77c24p-11f), y, 0x1.16b5d8p-7f);
+  q = __builtin_fmaf(__builtin_fmaf(__builtin_fmaf(__builtin_fmaf(q, y, -0x1.ba028ap-5f), y, -0x1.d57872p-2f), y, -0x1.26b856p+0f), y, -0x1.ffff64p-1f);
+  float z = q + (0x1.8p23f + 127.f), r = q - (z - (0x1.8p23f + 127.f));
+  float p = __builtin_fmaf(__builtin_fmaf(__builtin_fmaf(0x1.39979ep-7f, r, 0x1.ca1452p-5f), r, 0x1.ec06dcp-3f), r, 0x1.62e0dcp-1f);
+  float e = __builtin_fmaf(p, r, 0x1.ffffe8p-1f) * tj_float_of(tj_bits_of(z) << 23);
+  e = t > 5.8f ? 0.f : e;
+  return v * (v < 0 ? e : 1.f - e);
+}
+
 EW double tj_gelu_d(double v) { return v * 0.5 * (1. + __builtin_erf(v * 0.70710678118654752440)); }
 
 EW float tj_gelu_tanh_f(float v) { float c = v * v * v, in = 0.7978845608028654f * (v + 0.044715f * c); return 0.5f * v * (1.f + tj_tanh_f(in)); }

@@ -141,10 +141,13 @@ def _lerp(x: Expressions, a: list[Expr], call: Call) -> Expr:
     return computed("lerp", x, *a)
 
 
-def _gelu(suffix: str = "") -> Callable:
-    def build(x: Expressions, a: list[Expr], call: Call) -> Expr:
-        return computed(("gelu_tanh" if call.args["approximate"] == "tanh" else "gelu") + suffix, x, *a)
-    return build
+def _gelu(x: Expressions, a: list[Expr], call: Call) -> Expr:
+    tanh = call.args["approximate"] == "tanh"
+    return computed("gelu_tanh" if tanh else "gelu_bf16" if a[0].dtype is torch.bfloat16 else "gelu", x, *a)
+
+
+def _gelu_backward(x: Expressions, a: list[Expr], call: Call) -> Expr:
+    return computed("gelu_tanh_backward" if call.args["approximate"] == "tanh" else "gelu_backward", x, *a)
 
 
 def _bitwise_not(x: Expressions, a: list[Expr], call: Call) -> Expr:
@@ -213,8 +216,8 @@ ELEMENTWISE: dict[str, Row] = {
     "addcmul": Row("elementwise", _addcmul, ("self", "tensor1", "tensor2"), FLOATS),
     "addcdiv": Row("elementwise", _addcdiv, ("self", "tensor1", "tensor2"), FLOATS),
     "lerp": Row("elementwise", _lerp, ("self", "end", "weight"), FLOATS, scalars="exact"),
-    "gelu": Row("elementwise", _gelu(), ("self",), FLOATS, heavy=True),
-    "gelu_backward": Row("elementwise", _gelu("_backward"), ("grad_output", "self"), FLOATS, heavy=True),
+    "gelu": Row("elementwise", _gelu, ("self",), FLOATS, heavy=True),
+    "gelu_backward": Row("elementwise", _gelu_backward, ("grad_output", "self"), FLOATS, heavy=True),
     "silu_backward": Row("elementwise", prim("silu_backward"), ("grad_output", "self"), FLOATS, heavy=True),
     "sigmoid_backward": Row("elementwise", _sigmoid_backward, ("grad_output", "output"), FLOATS),
     "tanh_backward": Row("elementwise", _tanh_backward, ("grad_output", "output"), FLOATS),

@@ -33,7 +33,8 @@ PRIMITIVES = {
     "sigmoid": "tj_sigmoid_{s}({0})", "silu": "{0} / (1 + {exp}(-{0}))",
     "threshold_backward": "({1} <= {2} ? 0 : {0})",
     "leaky_relu": "({0} > 0 ? {0} : {0} * {1})", "softplus": "tj_softplus_{s}({0}, {1}, {2})",
-    "elu": "tj_elu_{s}({0}, {1}, {2}, {3})", "gelu": "tj_gelu_{s}({0})", "gelu_tanh": "tj_gelu_tanh_{s}({0})",
+    "elu": "tj_elu_{s}({0}, {1}, {2}, {3})", "gelu": "tj_gelu_{s}({0})", "gelu_bf16": "tj_gelu_bf16({0})",
+    "gelu_tanh": "tj_gelu_tanh_{s}({0})",
     "gelu_backward": "tj_gelu_backward_{s}({0}, {1})", "gelu_tanh_backward": "tj_gelu_tanh_backward_{s}({0}, {1})",
     "silu_backward": "tj_silu_backward_{s}({0}, {1})",
 }
