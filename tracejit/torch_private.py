@@ -50,6 +50,7 @@ below_dispatch_modes: Callable = _find("_C._DisableTorchDispatch")             #
 run_backward: Callable = _find("autograd.graph._engine_run_backward")          # what torch.autograd.grad calls
 set_versions: Callable = _find("_C._autograd._unsafe_set_version_counter")     # (tensors, versions)
 graph_is_kept: Callable[[], bool] = _find("_C._autograd._get_current_graph_task_keep_graph")     # asked in a backward pass
+node_of_its_own: Callable[[torch.Tensor], torch.Tensor] = _find("ops.aten.lift.default")         # the same tensor, one node on
 _top_hooks: Callable = _find("_C._autograd._top_saved_tensors_default_hooks")
 _is_wrapped: Callable = _find("_C._functorch.is_functorch_wrapped_tensor")
 _is_functional: Callable = _find("_is_functional_tensor")

@@ -4,6 +4,7 @@ In: tensors with history (fakes). Out: plain answers about the graph of nodes ab
 """
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, Iterable, Iterator, Optional
 
@@ -63,20 +64,50 @@ def computed_from(results: list[torch.Tensor]) -> list[set[int]]:
     return [{own[edge] for node in nodes(r.grad_fn) for edge in node.next_functions if edge in own} for r in results]
 
 
-def groups(results: list[torch.Tensor], came: list, rebased: Iterable[int]) -> list[int]:
-    """A number for each result, one for all but those that are arguments (`rebased`). These have others, unless histories meet
-    before the inputs (`came`) or other results: who asks for the gradient of a result must not be led to where they came from.
-    """
+def reached(results: list[torch.Tensor], came: list) -> list[set]:
+    """For each result the nodes of its history, down to the inputs (`came`) and other results."""
     ends = {edge_of(t) for t in (*came, *results)}
-    reached = [_nodes_until(ends, r.grad_fn) for r in results] if rebased else []
-    others = [n for n in range(len(results)) if n not in rebased]
-    found: list[tuple[set, list[int]]] = [(set().union(*(reached[n] for n in others if rebased)), others)]
-    for n in rebased:
-        met = [group for group in found if group[0] & reached[n]]
-        found = [group for group in found if not group[0] & reached[n]]
-        found.append((reached[n].union(*(nodes for nodes, _ in met)), [n, *(m for _, members in met for m in members)]))
-    number = {n: k for k, (_, members) in enumerate(found) for n in members}
-    return [number[n] for n in range(len(results))]
+    return [_nodes_until(ends, r.grad_fn) for r in results]
+
+
+def groups(histories: list[set]) -> list[int]:
+    """A number for each result, the same where histories meet. Who asks for the gradient of a result, or frees what it has kept
+    for it, must not be led to others."""
+    number = list(range(len(histories)))
+    owner: dict[Any, int] = {}
+    for n, history in enumerate(histories):
+        for m in {number[owner.setdefault(node, n)] for node in history}:
+            number = [n if k == m else k for k in number]
+    return number
+
+
+@functools.lru_cache(None)
+def _saved_names(kind: type) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_saved_"))
+
+
+def saved_by(node: Any) -> list[torch.Tensor]:
+    """The tensors that a node keeps for its backward pass; none if one was written since, as that pass will say."""
+    try:
+        if isinstance(node, torch.autograd.function.FunctionCtx):
+            return list(node.saved_tensors)
+        values = [getattr(node, name) for name in _saved_names(type(node))]
+    except RuntimeError:
+        return []
+    return [t for v in values for t in (v if isinstance(v, tuple) else (v,)) if isinstance(t, torch.Tensor)]
+
+
+def runs_once(node: Any) -> bool:
+    """Does a second backward pass through it raise, unless the graph is retained?"""
+    return node.name() == "CopySlices" or bool(saved_by(node))
+
+
+def kept_as_made(results: list[torch.Tensor], inner: Iterable[int], history: set) -> tuple[int, ...]:
+    """Those of the `inner` results that a later node of a history keeps: autograd minds that they are detached in place."""
+    ends = {edge_of(results[n]): n for n in inner}
+    readers = [node for node in history if ends and any(edge in ends for edge in node.next_functions)]
+    found = {ends.get(edge_of(t)) for node in readers for t in saved_by(node)}
+    return tuple(sorted(found - {None}))
 
 
 def edge_of(t: Any) -> tuple:
@@ -85,7 +116,8 @@ def edge_of(t: Any) -> tuple:
 
 
 def _nodes_until(ends: set[tuple], node: Any) -> set:
-    todo, seen = [node] if node is not None else [], {node}
+    seen = {node} - {None}
+    todo = list(seen)
     while todo:
         following = {f for f, k in todo.pop().next_functions if f is not None and (f, k) not in ends and not hasattr(f, "variable")}
         todo += following - seen

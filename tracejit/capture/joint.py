@@ -19,7 +19,8 @@ from ..ir.symbol import SCHEMAS_THAT_LIE
 from ..ir.trace import NOWHERE, BoundSymbol, Trace
 from ..torch_private import run_backward
 from .fakes import NEEDS_DATA
-from .histories import UNTOLD, Start, computed_from, groups, history, leads_to, nodes, stage_numbers, summand_counts
+from .histories import (UNTOLD, Start, computed_from, groups, history, kept_as_made, leads_to, nodes, reached, runs_once, stage_numbers,
+                        summand_counts)
 from .recorder import Recorder
 from .result_views import ResultView, result_views
 
@@ -84,7 +85,11 @@ class Recording:
     def __init__(self, recorder: Recorder, forward: Trace, outputs: list, inputs: list[torch.Tensor], starts: list[Start],
                  unique: Callable) -> None:
         """`outputs`: the results as fakes and plain values; `inputs`: a fake for each input of `forward`, and how it came. Those
-        whose history the program changes are results, too, after the others."""
+        whose history the program changes are results, too, after the others.
+
+        once: for each differentiable result, may its part of the history be gone through only once; held: which other results are
+        kept for its backward pass.
+        """
         self.recorder, self.inputs, self.starts = copy.copy(recorder), tuple(inputs), starts
         places = {len(outputs) + n: k for n, k in enumerate(_rebased(forward, inputs, starts))}
         self.forward = forward = forward.replace(output=(*forward.output, *(forward.inputs[k] for k in places.values())))
@@ -102,7 +107,10 @@ class Recording:
         results = [self.outputs[k] for k in self.differentiable]
         self.before = computed_from(results)
         self.inner = tuple(sorted(set().union(*self.before)))
-        self.stages = stage_numbers(self.before, groups(results, [self.came(k) for k in self.wanted], self.rebased))
+        histories = reached(results, [self.came(k) for k in self.wanted])
+        self.stages = stage_numbers(self.before, groups(histories))
+        self.once = tuple(any(map(runs_once, nodes)) for nodes in histories)
+        self.held = tuple(kept_as_made(results, self.inner, nodes) for nodes in histories)
         self.retained = tuple(n for n, r in enumerate(results) if r.retains_grad)
         self.summands = summand_counts(results, {k: self.came(k) for k in self.wanted} | {-1 - n: results[n] for n in self.inner})
         self.recorder.on_new_input = _refuse_real_tensor

@@ -16,7 +16,7 @@ from ..capture.joint import Joint, Layout, NoSplit
 from ..errors import EagerRefuses, UnsupportedError
 from ..ir.proxy import TensorProxy
 from ..ir.trace import Trace
-from ..torch_private import autocast_is_on, graph_is_kept, set_versions
+from ..torch_private import autocast_is_on, graph_is_kept, node_of_its_own, set_versions
 from .program import Program
 
 _lock = threading.RLock()
@@ -63,9 +63,12 @@ class Differentiable:
             if written and made:                               # the program has raised their versions, `mark_dirty` does so again
                 set_versions(tuple(written), tuple([t._version - 1 for t in written]))
             results = _Function.apply(call, part, *targets, *written)
+            if len(results) > 1:                               # autograd calls hooks of the results that are reached, not of all
+                results = map(node_of_its_own, results)
             made.update(zip(part.tangents, results))
-            if part.inner:
+            if part.inner or part.held:
                 call.ctx.inner = [weakref.ref(made[n]) for n in part.inner]
+                call.ctx.held = [weakref.ref(made[n]) for n in part.held]
         for n in self.joint.retained:
             made[n].retain_grad()
         outputs = call.outputs[:self.results]
@@ -94,7 +97,7 @@ class Differentiable:
         if not self.repeatable:
             raise UnsupportedError("a second derivative of a program that writes its arguments or draws random numbers: "
                                    "compute it with the function that was jitted")
-        if len(self.parts) > 1:
+        if any(t < 0 for t in part.targets):
             raise UnsupportedError("a second derivative of results that are computed from each other: "
                                    "compute it with the function that was jitted")
         if any(t is None or t._version != v for t, v in zip(inputs, versions)):
@@ -124,6 +127,8 @@ class Part:
         self.shared = [(n, k) for n, k in enumerate(self.kept) if k not in private]
         self.rebased = {n: k for n, k in joint.rebased.items() if n in self.tangents}
         self.inner = joint.inner if len(set(joint.stages)) == 1 else ()
+        self.held = tuple({m for n in self.tangents for m in joint.recording.held[n]})
+        self.once = bool(self.own) or any(joint.recording.once[n] for n in self.tangents)
         self.every: tuple[Layout, ...] = tuple(t.stride for t in joint.tangents)
         self.proxies = [joint.tangents[n] for n in self.tangents]
         self.layouts: tuple[Layout, ...] = tuple(p.stride for p in self.proxies)
@@ -237,7 +242,7 @@ class _Function(torch.autograd.Function):
         ctx.save_for_backward(*[extra[k] for _, k in part.shared], *[extra[of.kept + n] for n in part.checked])
         ctx.own = [extra[k] for _, k in part.own]
         ctx.set_materialize_grads(False)
-        ctx.of, ctx.part, ctx.inner, call.ctx = of, part, (), ctx
+        ctx.of, ctx.part, ctx.inner, ctx.held, call.ctx = of, part, (), (), ctx
         ctx.inputs = [t if t.is_leaf and t.requires_grad else weakref.ref(t) for t in inputs] if of.repeatable else []
         ctx.versions = [t._version for t in inputs] if of.repeatable else []
         written = {n: inputs[k] for n, k in part.rebased.items()}
@@ -249,7 +254,7 @@ class _Function(torch.autograd.Function):
     def backward(ctx: Any, *tangents: Optional[torch.Tensor]) -> tuple:
         of, part = ctx.of, ctx.part
         if all([t is None for t in tangents]):                 # reached by way of what other results are computed from
-            if part.own and not graph_is_kept():
+            if part.once and not graph_is_kept():
                 ctx.own = None
             return (None, None, *[None] * (len(part.targets) + len(part.rebased)))
         saved = ctx.saved_tensors if part.shared or part.checked else ()   # raises if one was written, or all are freed
@@ -257,11 +262,13 @@ class _Function(torch.autograd.Function):
             raise RuntimeError(_FREED)
         if any(t is not None and (t.retains_grad or t._backward_hooks) for t in (r() for r in ctx.inner)):
             raise UnsupportedError("a hook of a result, or its gradient retained, where other results are computed from it")
+        if any(t is not None and t.is_leaf for t in (r() for r in ctx.held)):
+            raise RuntimeError(_DETACHED)
         if torch.is_grad_enabled():
             inputs = [t if isinstance(t, torch.Tensor) else t() for t in ctx.inputs]
             return (None, None, *of.differentiable_gradients(part, inputs, ctx.versions, tangents))
         kept = part.merged(ctx.own, saved)
-        if part.own and not graph_is_kept():
+        if part.once and not graph_is_kept():
             ctx.own = None
         return (None, None, *part.gradients(kept, tangents), *[None] * len(part.rebased))
 
@@ -313,6 +320,8 @@ class _UsedUp(torch.autograd.Function):
         raise RuntimeError(_FREED)
 
 
+_DETACHED = ("Trying to use a saved tensor that has been detached in-place, i.e. with .detach_(). This is not supported, please use "
+             "out-of-place `.detach()` instead")
 _FREED = (f"{USED_UP} (or directly access saved tensors after they have already been freed). Saved intermediate values "
           "of the graph are freed when you call .backward() or autograd.grad(). Specify retain_graph=True if you need to backward "
           "through the graph a second time or if you need to access saved tensors after calling backward.")

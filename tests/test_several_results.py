@@ -1,0 +1,139 @@
+"""What a caller does with several results of one call, beside eager: one backward pass after another, hooks, writes, detaching."""
+import pytest
+import torch
+
+import tracejit
+
+from test_written_arguments import leaf
+
+
+def apart(w, x):
+    return w.exp(), x.exp()
+
+
+def a_trunk(w, x):
+    h = (w * x).tanh()
+    return h.exp(), h.sin(), h * 2
+
+
+def each_other(w, x):
+    h = w.exp()
+    return h, h * h, x * h
+
+
+def one_that_keeps_nothing(w, x):
+    return w.sum(), (w * x).sum()
+
+
+def sums_of_both(w, x):
+    return w + x, w * 2, x.expand(2, 3, 5)
+
+
+def a_custom_function(w, x):
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, t):
+            ctx.save_for_backward(t)
+            return t * t
+
+        @staticmethod
+        def backward(ctx, tangent):
+            (t,) = ctx.saved_tensors
+            return 2 * t * tangent
+
+    return Square.apply(w), Square.apply(x)
+
+
+def written_views(w, x):
+    h = w * 1
+    h[1:].add_(x[1:])
+    return h, x + 1
+
+
+PROGRAMS = (apart, a_trunk, each_other, one_that_keeps_nothing, sums_of_both, a_custom_function, written_views)
+
+
+def one_after_another(results):
+    for r in results:
+        yield r.sum().backward()
+
+
+def all_at_once(results):
+    yield sum(r.sum() for r in results).backward()
+    yield results[0].sum().backward()
+
+
+def the_first_twice(results):
+    yield results[0].sum().backward()
+    yield results[0].sum().backward()
+
+
+def the_last_twice(results):
+    yield results[-1].sum().backward()
+    yield results[-1].sum().backward()
+
+
+def hooks_on_all(results, asked=0):
+    seen = []
+    for n, r in enumerate(results):
+        r.register_hook(lambda g, n=n: seen.append((n, g.sum().item())))
+        r.grad_fn.register_hook(lambda *_, n=n: seen.append(n))
+    results[asked].sum().backward()
+    yield sorted(map(str, seen))
+
+
+def hooks_and_the_last(results):
+    return hooks_on_all(results, -1)
+
+
+def hooks_that_change(results):
+    for r in results:
+        r.register_hook(lambda g: g * 2)
+    yield results[-1].sum().backward()
+
+
+def gradients_retained(results):
+    for r in results:
+        r.retain_grad()
+    yield results[-1].sum().backward()
+    yield [None if r.grad is None else r.grad.sum().item() for r in results]
+
+
+def the_first_detached(results):
+    results[0].detach_()
+    yield results[-1].sum().backward()
+
+
+def of_the_first_detached(results):
+    results[0].detach_()
+    yield results[0].sum().backward()
+
+
+WAYS = (one_after_another, all_at_once, the_first_twice, the_last_twice, hooks_on_all, hooks_and_the_last, hooks_that_change,
+        gradients_retained, the_first_detached, of_the_first_detached)
+
+
+def outcome(function, way):
+    w, x = leaf(), leaf(seed=1)
+    steps = way(function(w, x))
+    seen = []
+    while True:
+        try:
+            seen.append(next(steps))
+        except StopIteration:
+            break
+        except RuntimeError as error:
+            seen.append(str(error)[:60])
+    return seen, [w.grad, x.grad]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+def test_several_results(program, way):
+    compiled = tracejit.jit(program, fallback="error", executors=["torch"])
+    for _ in range(2):
+        (seen, gradients), (got_seen, got) = outcome(program, way), outcome(compiled, way)
+        assert str(got_seen) == str(seen)
+        for want, have in zip(gradients, got):
+            assert (want is None) == (have is None) and (want is None or torch.allclose(want, have))
+    assert compiled.replayed_because == ""
