@@ -1,11 +1,15 @@
 """The text of a kernel as people read it has the program's names and lines; what is compiled does not."""
+import ast
 import ctypes
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
 
 import tracejit
+from tracejit.executors.compiler import FLAGS, compiler, machine_flags
 from tracejit.executors.kernel_cache import KernelCache
 
 pytestmark = pytest.mark.compiler
@@ -119,3 +123,29 @@ def test_cuda_text_is_named_too():
     [kernel] = tracejit.lower(update, *arguments()).kernels
     for text in ("float *cache", "const float *__restrict__ bias", "const float h = ", "const float gate = ", "// test_read"):
         assert text in kernel.source and text not in kernel.code.text
+
+
+def a_row(x, scale):
+    given0 = torch.relu(x) * scale                             # as the table of sizes might be read
+    return torch.softmax(given0, -1) + 1.5
+
+
+@pytest.mark.parametrize("numerics", ["eager", "fast"])
+def test_what_is_shown_and_reproduced_is_what_runs_when_machine_code_is_shared_among_sizes(numerics, tmp_path):
+    fuser = tracejit.CpuExecutor(kernel_cache=str(tmp_path / "kernels"))
+    compiled = tracejit.jit(a_row, executors=[fuser], fallback="error", numerics=numerics)
+    for n in (20, 30):
+        compiled(torch.randn(n, n + 3), torch.randn(n + 3))
+    [kernel] = compiled.kernels
+    built = [re.sub(r"\br[0-9a-f]{32}_", "", file.read_text()) for file in (tmp_path / "kernels").rglob("*.c")]
+    script = kernel.save_repro(tmp_path / "repro.py").read_text()
+    [source] = re.findall(r'SOURCE = r"""(.*?)"""', script, re.S)
+    assert source in built and "= 33" not in source and "SIZES = [33, " in script
+    [command] = re.findall(r"^COMMAND = (.*)$", script, re.M)
+    more = ["-ffp-contract=fast"] if numerics == "fast" else []
+    assert ast.literal_eval(command) == [*compiler(), *FLAGS, *machine_flags(), *more]
+    done = subprocess.run([sys.executable, "repro.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.count("equal to PyTorch's") == 3, done.stderr
+    reads = r"= \(\(const i64 \*\)p\[0\]\)\[\d+\];"
+    assert re.search(reads + "    // 33 in this call", kernel.source) and "given0 = " not in re.sub(rf"given0 {reads}|//.*", "", kernel.source)
+    assert len(re.findall(reads, kernel.source)) == len(re.findall(reads, source)) and " < 33;" not in kernel.source

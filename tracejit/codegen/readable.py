@@ -11,13 +11,16 @@ import re
 from typing import Mapping, Union
 
 from ..ir.trace import NOWHERE, BoundSymbol, SourceLine
+from .cpu import with_helpers
 from .cuda_source import CudaSource, cuda_source
 from .kernel import Expr, Kernel
+from .sizes import parted
 from .source import Source, source_of
 from .values import Values
 
 Names = Mapping[str, str]
 _VARIABLE = re.compile(r"\b(?:row|[tra])\d+\b")            # what the writer calls rows, values, reductions and pointers
+_GIVEN = re.compile(r"given\d+")                          # and what it reads from the table of sizes
 _DECLARED = re.compile(r"\s*const [\w ]+ ([tr]\d+) = ")
 _KEYWORDS = frozenset("""and asm auto bool break case catch char class const continue default delete do double else enum
     explicit export extern false float for friend goto if inline int long mutable namespace new not operator or private
@@ -26,7 +29,10 @@ _KEYWORDS = frozenset("""and asm auto bool break case catch char class const con
 
 
 def readable(region: BoundSymbol, source: Union[Source, CudaSource], variables: Names) -> str:
-    """The text of `source`. variables: what the program calls results, by their names in the trace."""
+    """The text of `source`, which reads the table of sizes where the machine code does, with what the table holds as comments.
+
+    variables: what the program calls results, by their names in the trace.
+    """
     values: dict[int, Values] = {}
 
     def note(kernel: Kernel, made: Values) -> None:
@@ -35,10 +41,10 @@ def readable(region: BoundSymbol, source: Union[Source, CudaSource], variables: 
         again: Union[Source, CudaSource] = source_of(region, source.fast, note)
     else:
         again = cuda_source(region, source.aligned, note)
-    text = source.text
+    text = source.body if isinstance(source, Source) else source.text
     for function, kernel in again.functions.items():
         text = text.replace(function, _Function(region, kernel, values[id(kernel)], variables).written(function), 1)
-    return text
+    return with_helpers(parted(text).reading(source.given, told=True)) if isinstance(source, Source) else text
 
 
 class _Function:
@@ -114,6 +120,6 @@ def _told(source: SourceLine) -> str:
 
 def _free(wanted: str, taken: set[str]) -> str:
     """The name, or with a number behind it."""
-    wanted = wanted if wanted.isascii() else "value"
+    wanted = wanted if wanted.isascii() and not _GIVEN.fullmatch(wanted) else "value"
     numbered = (f"{wanted}_{n}" for n in itertools.count(2))
     return next(name for name in itertools.chain([wanted], numbered) if name not in taken)

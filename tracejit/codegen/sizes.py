@@ -10,12 +10,12 @@ import re
 import struct
 from dataclasses import dataclass
 from sys import intern
-from typing import Collection
+from typing import Collection, Union
 
 from ..ir.cached import cached_property
 
 # What stays as it is, then: a number of C that is no part of a name. Zeros may be null pointers.
-_NUMBER = re.compile(r'^\s*#.*$|aligned\(\d+\)|, 0, 2\)|"[^"\n]*"|(?<![\w.])(0x[0-9a-f.]+p[-+]\d+f?|[1-9]\d*l?)(?![\w.])', re.M)
+_NUMBER = re.compile(r'^\s*(?:#|//).*$|aligned\(\d+\)|, 0, 2\)|"[^"\n]*"|(?<![\w.])(0x[0-9a-f.]+p[-+]\d+f?|[1-9]\d*l?)(?![\w.])', re.M)
 _HEAD = re.compile(r"^(?:static )?(?:void|int) \w+\((.*)\) \{$")
 _TYPES = {"f": "float", "d": "double", "l": "i64", "i": "int"}
 LARGEST = (1 << 31) - 1      # of C's int: a larger number without suffix is a long
@@ -40,17 +40,25 @@ class Parted:
         shares = {k for k, before in enumerate(self.between[:-1]) if before.endswith("(p, 0, ")}
         return frozenset(threads | {k + 1 for k in threads} | shares)
 
-    def reading(self, given: Collection[int]) -> str:
-        """The text that reads the numbers at these positions from the table; `table` is what belongs into it."""
+    def reading(self, given: Collection[int], told: bool = False) -> str:
+        """The text that reads the numbers at these positions from the table; `table` is what belongs into it.
+
+        told: comments say which numbers these are now.
+        """
         names = {k: f"given{n}" for n, k in enumerate(sorted(given))}
         text = "".join(part + names.get(k, number) for k, (part, number) in enumerate(zip(self.between, self.numbers)))
-        declared = {name: f"  const {_TYPES[_kind(self.numbers[k])]} {name} = {_read(_kind(self.numbers[k]), n)};"
+        declared = {name: f"  const {_TYPES[_kind(self.numbers[k])]} {name} = {_read(_kind(self.numbers[k]), n)};" + f"    // {self.numbers[k].rstrip('l')} in this call" * told
                     for n, (k, name) in enumerate(names.items())}
         return "\n".join(_with_declarations((text + self.between[-1]).split("\n"), declared))
 
     def table(self, given: Collection[int]) -> bytes:
         """Eight bytes a number: a long, or a double."""
-        return b"".join(_eight_bytes(self.numbers[k]) for k in sorted(given))
+        return b"".join(struct.pack("d" if isinstance(n, float) else "q", n) for n in self.values(given))
+
+    def values(self, given: Collection[int]) -> tuple[Union[int, float], ...]:
+        """The numbers at these positions."""
+        return tuple(float.fromhex(n.removesuffix("f")) if "p" in n else int(n.rstrip("l"))
+                     for n in map(self.numbers.__getitem__, sorted(given)))
 
 
 def parted(text: str) -> Parted:
@@ -67,12 +75,6 @@ def _kind(number: str) -> str:
     if "p" in number:
         return "f" if number.endswith("f") else "d"
     return "l" if number.endswith("l") or int(number) > LARGEST else "i"
-
-
-def _eight_bytes(number: str) -> bytes:
-    if "p" in number:
-        return struct.pack("d", float.fromhex(number.removesuffix("f")))
-    return struct.pack("q", int(number.rstrip("l")))
 
 
 def _read(kind: str, n: int) -> str:

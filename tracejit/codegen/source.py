@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Iterable, Optional
+from typing import Iterable, Optional, Union
 
 from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol
@@ -12,6 +12,7 @@ from .cpu import MOST_THREADS, Function, function_of, with_helpers, work_of
 from .kernel import Buffer, Kernel
 from .lower import Note
 from .nests import Nests
+from .sizes import parted
 
 ENTRY = "tj_region"
 BATCH_GRAIN = 4 << 20        # bytes and operations of many small kernels, which gain less from another thread than one large
@@ -32,6 +33,18 @@ class Source:
     threads: int                         # how many the largest kernel has work for
     functions: dict[str, Kernel]         # their texts, with the kernel of each
     fast: bool = False
+    given: frozenset[int] = frozenset()  # positions of the numbers of `body` that the machine code reads from the table of sizes
+    flags: tuple[str, ...] = ()          # of the compiler, beside those that all texts have
+
+    @property
+    def compiled(self) -> str:
+        """The text of the machine code, in which only the names of functions are others: several regions are in one file."""
+        return with_helpers(parted(self.body).reading(self.given)) if self.given else self.text
+
+    @property
+    def sizes(self) -> tuple[Union[int, float], ...]:
+        """What the table that it reads holds."""
+        return parted(self.body).values(self.given)
 
 
 @dataclass

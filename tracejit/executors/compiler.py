@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Optional
+from typing import Optional, Sequence
 
 from ..options import compiler_command
 
@@ -65,6 +65,11 @@ def machine_flags() -> tuple[str, ...]:
     return wide if "clang" in machine() else (*wide, "-fno-tree-pre")
 
 
+def compile_command(more: Sequence[str] = ()) -> list[str]:
+    """What compiles a text, without its files; more: flags. Raises NoCompiler."""
+    return [*compiler(), *FLAGS, *machine_flags(), *more]
+
+
 @dataclass(frozen=True)
 class Building:
     """A compiler at work on the text in `source`; it writes `made`."""
@@ -101,7 +106,7 @@ def begin(path: Path, text: str, more: tuple[str, ...] = ()) -> Building:
     """Start the compiler on a text, the object of which is to be at `path` in the end; more: flags. Raises CompilerError."""
     source = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}.c")
     made = source.with_suffix(".tmp")
-    command = [*compiler(), *FLAGS, *machine_flags(), *more, str(source), "-o", str(made), "-lm"]
+    command = [*compile_command(more), str(source), "-o", str(made), "-lm"]
     try:
         source.parent.mkdir(mode=0o700, parents=True, exist_ok=True)       # somebody may have removed it
         source.write_text(text)

@@ -107,8 +107,9 @@ class CpuExecutor(Executor):
             libraries, self.broken = [error] * len(regions), True
         failed = [(r, error) for r, error in zip(regions, libraries) if isinstance(error, CompilerError)]
         if not failed:
+            made = [replace(s, given=c.given, flags=self.cache.more) for s, c in zip(sources, codes)]
             return [replace(r, sym=Symbol(r.sym.name, compiled_region(r, source, library, code.sizes)))
-                    for r, source, library, code in zip(regions, sources, libraries, codes)]
+                    for r, source, library, code in zip(regions, made, libraries, codes)]
         error = failed[0][1]
         if check_traces():
             raise error

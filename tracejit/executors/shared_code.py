@@ -17,17 +17,19 @@ from ..codegen.source import Source
 from ..ir.trace import BoundSymbol
 from .compile_lock import CompileLock
 
-MOST_PLACES, MOST_FORMS = 1024, 16       # that are remembered: what is forgotten costs a run of the compiler
 Positions = frozenset[int]
+MOST_PLACES, MOST_FORMS = 1024, 16       # that are remembered: what is forgotten costs a run of the compiler
 _lock = CompileLock()
 
 
 @dataclass(frozen=True)
 class Code:
-    """body: a text to be compiled; sizes: the table that it reads, b"" if it reads none."""
+    """body: a text to be compiled; sizes: the table that it reads, b"" if it reads none; given: which numbers of the text that
+    has no table are in it."""
 
     body: str
     sizes: bytes = b""
+    given: Positions = frozenset()
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class SharedCode:
         place.forms[form] = _Form(text.numbers, given, not given) if known is None else replace(known, given=given)
         while len(place.forms) > MOST_FORMS:
             del place.forms[next(iter(place.forms))]
-        return Code(text.reading(given), text.table(given)) if given else Code(body)
+        return Code(text.reading(given), text.table(given), given) if given else Code(body)
 
 
 def _changed(text: Parted, known: Optional[_Form], kept: set[str]) -> Positions:

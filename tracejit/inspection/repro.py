@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
+from ..codegen.source import Source
 from ..errors import TraceError
-from ..executors.kernel_cache import FLAGS, compiler
+from ..executors.compiler import compile_command
 from ..executors.launch import ERRORS
 from ..ir.printer import trace_source
 from ..ir.trace import BoundSymbol
@@ -17,10 +18,11 @@ _SCRIPT = '''"""Does kernel {name} compute what PyTorch does? From {lines}.
 
     python THIS_FILE
 
-Builds the C source below, runs it on random inputs, compares every result and every argument that is written.
+Builds the C source below as the program did, runs it on random inputs, compares every result and every argument that is written.
 """
 import ctypes
 import pathlib
+import struct
 import subprocess
 import tempfile
 
@@ -28,6 +30,7 @@ import torch
 {imports}
 SOURCE = r"""{source}"""
 COMMAND = {command!r}
+SIZES = {sizes}
 
 
 {reference}
@@ -44,6 +47,7 @@ def run_kernel({names}):
     (directory / "kernel.c").write_text(SOURCE)
     subprocess.run([*COMMAND, str(directory / "kernel.c"), "-o", str(directory / "kernel.so"), "-lm"], check=True)
     entry = ctypes.CDLL(str(directory / "kernel.so"))["tj_region"]
+    sizes = ctypes.create_string_buffer(struct.pack("".join("d" if isinstance(n, float) else "q" for n in SIZES), *SIZES))
     pointers = [{pointers}]
     failed = entry(torch.get_num_threads(), (ctypes.c_void_p * len(pointers))(*pointers))
     assert not failed, {errors!r}[failed]
@@ -69,11 +73,16 @@ def repro_script(region: BoundSymbol) -> str:
     outputs = region.flat_outputs
     return _SCRIPT.format(
         name=region.sym.name, lines=", ".join(dict.fromkeys(b.source.short for b in region.subsymbols if b.source.file)) or "a region",
-        imports=_imports(scope), source=source.text, command=[*compiler(), *FLAGS], reference=reference, inputs=_inputs(region),
-        names=", ".join(names), compared=[*(o.name for o in outputs), *names], errors={k: m for k, (_, m) in ERRORS.items()},
+        imports=_imports(scope), source=source.compiled, command=compile_command(source.flags), sizes=_sizes(source),
+        reference=reference, inputs=_inputs(region), names=", ".join(names), compared=[*(o.name for o in outputs), *names], errors={k: m for k, (_, m) in ERRORS.items()},
         made="\n".join(f"    {p.name} = torch.empty_strided({p.shape}, {p.stride}, dtype={p.dtype})" for p in made) or "    pass",
-        pointers=", ".join("0" if b is None else _pointer(holder[b.storage]) for b in source.buffers),
+        pointers=", ".join("ctypes.addressof(sizes)" if b is None else _pointer(holder[b.storage]) for b in source.buffers),
         results=", ".join(_result(o, holder[o.storage]) for o in outputs))
+
+
+def _sizes(source: Source) -> str:
+    numbers = list(source.sizes)
+    return f"{numbers}    # {'given0, given1, ...: sizes that have changed' if numbers else 'all are constants of the source'}"
 
 
 def _inputs(region: BoundSymbol) -> str:
