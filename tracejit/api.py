@@ -15,13 +15,14 @@ from .capture.collector import collector_paused
 from .capture.changing import FloatArguments, Places
 from .capture.guards import EntryTable
 from .capture.inputs import CallInputs
+from .capture.lines import defined_at
 from .capture.modes import capture_is_hindered, hindrance, mode_key
-from .capture.naming import defined_at, name_of
 from .capture.retraces import MANY, Retraces
 from .capture.tracer import Capture, capture, user_frame
 from .errors import EagerRefuses, FallbackWarning, RetraceWarning, UnsupportedError
 from .executors.registry import resolve
 from .executors.torch_fallback import TORCH
+from .ir.printer import function_name
 from .ir.trace import Trace
 from .options import Options, log_topics, make_options
 from .pipeline import lower
@@ -77,7 +78,7 @@ class CompiledFunction:
         functools.update_wrapper(self, fn, updated=())
         self.__wrapped__ = fn
         self.options = options
-        self.name = name_of(fn, options.name)
+        self.name = function_name(fn, options.name)
         self.last_traces: list[Trace] = []
         self.last_backward_traces: list[Trace] = []
         self.replayed_because = ""           # why the latest compile replays the program under autograd, call by call

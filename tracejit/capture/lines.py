@@ -1,14 +1,19 @@
-"""Which line of the code that ran reads or writes a place of Python state: for messages, as far as instructions tell."""
+"""Lines that messages name: where a function is, and where code that ran reads or writes a place of Python state, as far as
+instructions tell."""
 from __future__ import annotations
 
 import collections
 import dis
+import functools
 import re
 import types
 from typing import Callable, Iterable, Optional
 
+import torch
+
 from ..errors import UnsupportedError
 from ..ir.trace import SourceLine
+from .handlers import is_user_file
 from .sites import Argument, pushed
 
 # Methods that a container has and its immutable counterpart has not.
@@ -17,6 +22,18 @@ _CHANGING = frozenset().union(*(set(dir(kind)) - set(dir(constant)) for kind, co
 _STORES = frozenset({"STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME", "STORE_DEREF"})
 _ATTRIBUTES = frozenset({"STORE_ATTR", "DELETE_ATTR", "LOAD_ATTR", "LOAD_METHOD"})
 _LOADS = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"})
+
+
+def defined_at(fn: Callable) -> str:
+    """Where a function of the user's is, for messages that have no line of its own; "" for others."""
+    if isinstance(fn, torch.nn.Module):
+        fn = getattr(type(fn), "forward", fn)
+    elif isinstance(fn, functools.partial):
+        fn = fn.func
+    code = getattr(fn, "__code__", None) or getattr(type(fn).__call__, "__code__", None)
+    if code is None or not is_user_file(code.co_filename):
+        return ""
+    return f"{SourceLine(code.co_filename, code.co_firstlineno)}, where {code.co_name} is defined"
 
 
 class StateError(UnsupportedError):

@@ -18,6 +18,7 @@ from typing import Any, Callable, Iterator, Optional
 import torch
 
 from ..errors import UnsupportedError
+from ..ir.printer import OWN_NAMES
 from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol, SourceLine, Trace
 from ..torch_private import unseen_by_function_modes
@@ -96,7 +97,7 @@ class _Capture:
         self.numbers: list[tuple] = []                         # (value, source, proxy) of inputs that are floats
         self.start_grad: dict[int, Optional[torch.Tensor]] = {}       # id(fake) -> its `.grad` at first
         self.start: dict[int, Start] = {}                      # id(fake) -> its history at first
-        self.taken = {"torch", "inf", "nan", "complex", "slice", name}
+        self.taken = {*OWN_NAMES, name}
         self.modes = current_modes()
 
     def run(self, args: tuple, kwargs: dict) -> Capture:

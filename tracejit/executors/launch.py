@@ -23,9 +23,10 @@ from ..ir.trace import BoundSymbol
 from ..options import check_traces
 from ..torch_private import tensor_data_function
 from .buffers import maker
-from .kernel_cache import CompilerError, PartInC
+from .kernel_cache import CompilerError, Library, PartInC
 
-_KINDS = {1: IndexError, 2: RuntimeError, 3: RuntimeError, 4: IndexError, 5: RuntimeError, 6: ZeroDivisionError, 7: ArithmeticError, 8: ZeroDivisionError}
+_KINDS = {1: IndexError, 2: RuntimeError, 3: RuntimeError, 4: IndexError, 5: RuntimeError, 6: ZeroDivisionError,
+          7: ArithmeticError, 8: ZeroDivisionError}
 ERRORS = {code: (kind, MESSAGES[code]) for code, kind in _KINDS.items()}
 UNLOCKED = 1 << 20           # bytes or operations from which other Python threads may run meanwhile
 _CALL = "tj_launch"
@@ -36,8 +37,8 @@ LAUNCHER = PartInC(Path(__file__).parent / "launcher.c")
 class CompiledRegion:
     """`launch(*args)` runs the region and returns the list of its results; `source`: text, kernels and bytes.
 
-    Calling it verifies first that the arguments are laid out as the kernels take them. What one call shows holds for all:
-    layouts are guarded, and a call of torch lays its result out by those of its arguments.
+    Calling it verifies first that the arguments are laid out as the kernels take them. What one call shows holds for
+    all: layouts are guarded, and a call of torch lays its result out by those of its arguments.
     """
 
     source: Source
@@ -65,33 +66,44 @@ def _as_described(t: torch.Tensor, p: TensorProxy) -> bool:
         s == r for n, s, r in zip(p.shape, p.stride, t.stride()) if n > 1)
 
 
-def compiled_region(region: BoundSymbol, source: Source, library: ctypes.CDLL, sizes: bytes = b"") -> CompiledRegion:
-    """sizes: the table that the code of `library` reads them from, if it does."""
+def compiled_region(region: BoundSymbol, source: Source, library: Library, sizes: bytes = b"") -> CompiledRegion:
+    """sizes: the table that the code of `library` reads, if it does."""
     layout = _Layout(region, source, sizes)
     launch = _launch_in_c(layout, library) if layout.roots_only else None
     return CompiledRegion(source, launch or _launch_in_python(layout, library), region.args,
                           frozenset(w.storage for w in region.written))
 
 
+_TABLE = -1                  # in the place of a tensor's number: the table of sizes
+
+
 class _Layout:
-    """Tensors by number: the arguments, then what is made. `buffers`: (tensor, bytes before its data) of each pointer;
-    (-1, the pointer) for one to the table of sizes."""
+    """Tensors by number: the arguments, then what is made.
+
+    buffers: of each pointer that the kernels take, (number of a tensor, bytes before its data) or (_TABLE, address).
+    told: the tensors that autograd is told of as written.
+    """
 
     def __init__(self, region: BoundSymbol, source: Source, sizes: bytes) -> None:
         self.args, self.source, self.outputs = region.args, source, region.flat_outputs
         self.made = list(source.made.values())
         self.makers = [maker(p.shape, p.stride, p.dtype) for p in self.made]
         self.proxies = [*self.args, *self.made]
-        number: dict[int, int] = {}
-        for n, p in enumerate(self.proxies):
-            number.setdefault(p.storage, n)
-        self.number = {**number, **{p.storage: len(self.args) + n for n, p in enumerate(self.made)}}
+        self.number = self._numbers()                          # by storage
         self.sizes = ctypes.create_string_buffer(sizes, len(sizes)) if sizes else None
-        table = ctypes.addressof(self.sizes) if sizes else 0
-        self.buffers = [(-1, table) if b is None else (self.number[b.storage], self._start(b.storage)) for b in source.buffers]
+        table = _TABLE, ctypes.addressof(self.sizes) if sizes else 0
+        self.buffers = [table if b is None else (self.number[b.storage], self._start(b.storage))
+                        for b in source.buffers]
         self.told = [self.number[s] for s in dict.fromkeys(w.storage for w in region.told)]
         work = sum(k.bytes_read + k.bytes_written + k.operations for k in source.kernels)
         self.unlocked = work > UNLOCKED
+
+    def _numbers(self) -> dict[int, int]:
+        """The first argument that lives in a storage, unless the region makes it."""
+        numbers: dict[int, int] = {}
+        for n, p in enumerate(self.args):
+            numbers.setdefault(p.storage, n)
+        return numbers | {p.storage: n for n, p in enumerate(self.made, len(self.args))}
 
     def _start(self, storage: int) -> int:
         p = self.proxies[self.number[storage]]
@@ -104,7 +116,8 @@ class _Layout:
     @property
     def roots_only(self) -> bool:
         """Every result is a tensor that the region makes, not a view, and every tensor tells its address."""
-        return all(map(self.is_root, self.outputs)) and all(isinstance(p, TensorProxy) and p.numel for p in self.proxies)
+        return all(map(self.is_root, self.outputs)) and all(
+            isinstance(p, TensorProxy) and p.numel for p in self.proxies)
 
 
 def _fail(code: int) -> None:
@@ -114,10 +127,16 @@ def _fail(code: int) -> None:
 
 # ------------------------------------------------------------ in C
 
+_FUNCTIONS = ("entry", "data", "threads", "fail", "changed")
+_COUNTS = ("arguments", "made", "buffers", "results", "unlocked", "writes")
+_ARRAYS = ("buffer", "offset", "result", "written", "makers", "maker_arguments", "maker_counts")
+
+
 class _Descriptor(ctypes.Structure):
-    _fields_ = ([(n, ctypes.c_void_p) for n in ("entry", "data", "threads", "fail", "changed")]
-                + [(n, ctypes.c_long) for n in ("arguments", "made", "buffers", "results", "unlocked", "writes")]
-                + [(n, ctypes.c_void_p) for n in ("buffer", "offset", "result", "written", "makers", "maker_arguments", "maker_counts")])
+    """`Region` of launcher.c."""
+
+    _fields_ = [*((n, ctypes.c_void_p) for n in _FUNCTIONS), *((n, ctypes.c_long) for n in _COUNTS),
+                *((n, ctypes.c_void_p) for n in _ARRAYS)]
 
 
 @lru_cache(None)
@@ -131,22 +150,27 @@ def _launcher() -> Optional[ctypes.CDLL]:
         return None
 
 
-def _launch_in_c(layout: _Layout, library: ctypes.CDLL) -> Optional[Callable[..., list]]:
+def _launch_in_c(layout: _Layout, library: Library) -> Optional[Callable[..., list]]:
     launcher = _launcher()
     if launcher is None:
         return None
-    entry = ctypes.cast(library[ENTRY], ctypes.c_void_p).value
     arguments = [_objects(args) for _, args in layout.makers]
-    parts = {
-        "buffer": _longs([n for n, _ in layout.buffers]), "offset": _longs([start for _, start in layout.buffers]),
-        "result": _longs([layout.number[o.storage] for o in layout.outputs]), "written": _longs(layout.told), "makers": _objects([f for f, _ in layout.makers]),
-        "maker_arguments": (ctypes.c_void_p * max(len(arguments), 1))(*map(ctypes.addressof, arguments)),
+    arrays = {
+        "buffer": _longs([n for n, _ in layout.buffers]),
+        "offset": _longs([start for _, start in layout.buffers]),
+        "result": _longs([layout.number[o.storage] for o in layout.outputs]),
+        "written": _longs(layout.told),
+        "makers": _objects([function for function, _ in layout.makers]),
+        "maker_arguments": _pointers([ctypes.addressof(a) for a in arguments]),
         "maker_counts": _longs([len(args) for _, args in layout.makers]),
     }
-    threads = id(torch.get_num_threads) if layout.source.threads > 1 else None
-    descriptor = _Descriptor(entry, tensor_data_function, threads, id(_fail), id(increment_version), len(layout.args), len(layout.made),
-                             len(layout.buffers), len(layout.outputs), layout.unlocked, len(layout.told), **{n: ctypes.addressof(p) for n, p in parts.items()})
-    owned = (ctypes.addressof(descriptor), descriptor, parts, arguments, layout.makers, library, layout.sizes)
+    descriptor = _Descriptor(
+        entry=ctypes.cast(library[ENTRY], ctypes.c_void_p).value, data=tensor_data_function,
+        threads=id(torch.get_num_threads) if layout.source.threads > 1 else None, fail=id(_fail),
+        changed=id(increment_version), arguments=len(layout.args), made=len(layout.made), buffers=len(layout.buffers),
+        results=len(layout.outputs), unlocked=layout.unlocked, writes=len(layout.told),
+        **{name: ctypes.addressof(array) for name, array in arrays.items()})
+    owned = (ctypes.addressof(descriptor), descriptor, arrays, arguments, layout.makers, library, layout.sizes)
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.argtypes, make.restype = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p], ctypes.py_object
     return make(ctypes.addressof(ctypes.c_char.in_dll(launcher, _CALL)), owned, None)
@@ -158,21 +182,25 @@ def _longs(values: list[int]) -> ctypes.Array:
 
 def _objects(values: Any) -> ctypes.Array:
     """Addresses of objects that somebody else keeps alive."""
-    return (ctypes.c_void_p * max(len(values), 1))(*map(id, values))
+    return _pointers(list(map(id, values)))
+
+
+def _pointers(addresses: list[int]) -> ctypes.Array:
+    return (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
 
 
 # ------------------------------------------------------------ in Python
 
-def _launch_in_python(layout: _Layout, library: ctypes.CDLL) -> Callable[..., list]:
+def _launch_in_python(layout: _Layout, library: Library) -> Callable[..., list]:
     entry = library[ENTRY]
     entry.restype, entry.argtypes = ctypes.c_int, [ctypes.c_int, ctypes.c_void_p]
-    scope: dict[str, Any] = {"entry": entry, "threads": torch.get_num_threads, "fail": _fail, "changed": increment_version,
-                             "Table": ctypes.c_void_p * max(len(layout.buffers), 1)}
+    scope: dict[str, Any] = {
+        "entry": entry, "threads": torch.get_num_threads, "fail": _fail, "changed": increment_version,
+        "Table": ctypes.c_void_p * max(len(layout.buffers), 1), "sizes": layout.sizes}      # sizes: kept alive
     lines = [f"def launch({', '.join(f'x{n}' for n in range(len(layout.args)))}):"]
     for n, (function, arguments) in enumerate(layout.makers, len(layout.args)):
         scope[f"make{n}"], scope[f"layout{n}"] = function, arguments
         lines.append(f"    x{n} = make{n}(*layout{n})")
-    scope["sizes"] = layout.sizes                              # kept alive
     pointers = ", ".join(_address(layout, n, start) for n, start in layout.buffers)
     if pointers:
         lines.append(f"    bad = entry(threads(), Table({pointers}))")
@@ -185,7 +213,7 @@ def _launch_in_python(layout: _Layout, library: ctypes.CDLL) -> Callable[..., li
 
 
 def _address(layout: _Layout, n: int, start: int) -> str:
-    if n < 0:
+    if n == _TABLE:
         return str(start)
     holder = f"x{n}" if layout.proxies[n].numel else f"x{n}.untyped_storage()"
     return f"{holder}.data_ptr() - {start}" if start else f"{holder}.data_ptr()"

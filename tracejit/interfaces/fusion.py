@@ -15,7 +15,7 @@ import torch
 from ..api import CacheInfo, CompiledFunction, jit
 from ..errors import TraceError
 from ..executors.registry import default_executors
-from ..ir.printer import Scope, value_text
+from ..ir.printer import OWN_NAMES, Scope, value_text
 from ..ir.trace import SourceLine, Trace
 from ..ir.trees import flat_leaves
 from ..options import make_options
@@ -189,7 +189,7 @@ class Fusion:
     def _named_as(self, names: dict[str, Any]) -> None:
         """Values that the user's variables hold are called like those in the text."""
         self._names = {v: name for name, v in names.items() if isinstance(v, FusionValue) and v.fusion is self
-                       and name not in ("torch", "inf", "nan", self.name) and not keyword.iskeyword(name)}
+                       and name not in (*OWN_NAMES, self.name) and not keyword.iskeyword(name)}
 
     # ------------------------------------------------------------ the program
 

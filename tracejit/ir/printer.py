@@ -5,12 +5,13 @@ Constants that have no literal form are bound in the scope under a name of their
 from __future__ import annotations
 
 import enum
+import functools
 import itertools
 import keyword
 import math
 import textwrap
 from dataclasses import dataclass, field
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import torch
 from torch.overrides import resolve_name
@@ -21,6 +22,7 @@ from .symbol import Symbol
 from .trace import BoundSymbol, Modes, Trace
 
 WIDTH = 120                  # columns of a line
+OWN_NAMES = frozenset(("torch", "inf", "nan", "complex", "slice"))      # that the text of any program may use
 _LITERALS = (bool, int, str, bytes, type(None), type(Ellipsis))
 _TORCH_LITERALS = (torch.dtype, torch.layout, torch.memory_format)
 
@@ -40,6 +42,15 @@ class Scope:
             name = next(c for c in candidates if c not in self.names and c not in self.reserved)
             self.names[name], self.taken[id(value)] = value, name
         return self.taken[id(value)]
+
+
+def function_name(fn: Callable, chosen: Optional[str] = None) -> str:
+    """What the text of a program calls its function: chosen, or else the name of `fn`, as far as Python takes it."""
+    fn = fn.func if isinstance(fn, functools.partial) else fn
+    name = chosen or getattr(fn, "__name__", type(fn).__name__)
+    if not name.isidentifier() or keyword.iskeyword(name):
+        name = "program" if chosen is None else "".join(c if c.isalnum() else "_" for c in f"program_{name}")
+    return f"{name}_" if name in OWN_NAMES else name
 
 
 @dataclass(frozen=True, eq=False)
