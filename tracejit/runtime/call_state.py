@@ -207,7 +207,7 @@ def _has_form(slot: Any, value: Any) -> bool:
     if owner is None or value is MISSING and kind is not NameSlot:
         return False
     if kind is ClassSlot or kind is CodeSlot:
-        return type(owner).__weakrefoffset__ > 0 and (kind is ClassSlot or type(owner) is types.FunctionType)
+        return type(owner).__weakrefoffset__ != 0 and (kind is ClassSlot or type(owner) is types.FunctionType)
     if not _has_table(slot.space, owner):
         return False
     names = slot.space.fetch()
@@ -220,7 +220,7 @@ def _has_table(space: Namespace, owner: Any) -> bool:
         return space.table is None
     if isinstance(owner, type):
         return space.table is None and bool(owner.__flags__ & HEAP_TYPE) and type(_class_table(owner)) is dict
-    if type(owner).__weakrefoffset__ <= 0 or type(space.fetch()) is not dict:
+    if type(owner).__weakrefoffset__ == 0 or type(space.fetch()) is not dict:
         return False
     descriptor = next((vars(cls)["__dict__"] for cls in type(owner).__mro__ if "__dict__" in vars(cls)), None)
     return type(descriptor) in (types.GetSetDescriptorType, types.MemberDescriptorType) and type(instance_dict(owner)) is dict
