@@ -1,5 +1,6 @@
 """Programs called with many sizes: results as eager's, and machine code that does not depend on the size."""
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,9 @@ import tracejit
 from tests.fuzz import programs, run
 from tracejit.codegen.sizes import parted
 from tracejit.executors.kernel_cache import CompilerError
+from tracejit.executors.shared_code import MOST_FORMS, SharedCode, _digest
+from tracejit.ir.symbol import Symbol
+from tracejit.ir.trace import BoundSymbol
 
 SIZES = (7, 16, 1, 33, 0, 2, 64, 5, 100, 17, 3, 257)
 
@@ -192,15 +196,19 @@ def test_a_text_that_wants_constants_is_compiled_with_constants(tmp_path, monkey
     build = fuser.cache._build
 
     def particular(paths, text, more=()):
+        nonlocal refused
         if "given0" in text:
+            refused += 1
             raise CompilerError("an array wants a constant")
         build(paths, text, more)
     monkeypatch.setattr(fuser.cache, "_build", particular)
     jitted = tracejit.jit(pointwise, executors=[fuser], fallback="error")
-    for n in (20, 21, 22):
+    refused = 0
+    for n in (20, 21, 22, 23):
         x = torch.randn(n, n)
         torch.testing.assert_close(jitted(x, n), pointwise(x, n))
         assert len(jitted.kernels) == 1
+    assert refused == 1                                        # not tried again at each new shape
 
 
 TEXT = """static void k0_range0(void *const *p, i64 lo, i64 hi) {
@@ -218,6 +226,26 @@ def test_numbers_of_a_text_are_told_from_what_is_none():
     assert text.reading(()) == TEXT and text.table(()) == b""
     other = parted(TEXT.replace("20", "21").replace("7l", "8l"))
     assert other.form == text.form and parted(TEXT.replace("20", "20l")).form != text.form != parted(TEXT.replace("3000000000", "3")).form
+
+
+@pytest.mark.parametrize("constant", ["1e-5", "1E+20f", "2.5", ".5f", "10.f", "0x1p-20", "0x1.8p-3f", "x20", "0", "0x40"])
+def test_a_constant_is_no_size_and_no_two(constant):
+    text = parted(f"a[i0*20] = t0 * {constant};")
+    given = ["20", constant] if "p" in constant else ["20"]
+    assert list(text.numbers) == given and text.reading(()) == f"a[i0*20] = t0 * {constant};"
+
+
+def test_the_form_of_a_text_that_was_not_used_for_longest_is_forgotten():
+    shared, region, texts = SharedCode(), BoundSymbol(Symbol("region", print), (), {}, ()), [f"x = {'-' * k}20;" for k in range(MOST_FORMS + 1)]
+
+    def use(text):
+        shared.codes([region], [SimpleNamespace(body=text)])
+    for text in texts[1:]:
+        use(texts[0])
+        use(text)
+    (place,) = shared._places.values()
+    kept = [text for text in texts if _digest(parted(text).form) in place.forms]
+    assert kept == [texts[0], *texts[2:]]
 
 
 def test_a_text_reads_numbers_from_its_table_in_each_function():

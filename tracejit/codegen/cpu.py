@@ -29,7 +29,7 @@ class CpuDialect(Dialect):
     vector_pragma = "#pragma omp simd"
     transposes = {1: "tj_transpose_bytes", 2: "tj_transpose_halves", 4: "tj_transpose_words"}
     stream = "tj_stream"
-    prefetch = "__builtin_prefetch({}, 0, 2)"
+    prefetch = "tj_prefetch({})"
     index_type = "i64"
     math = "__builtin_"
     not_positive = {"exp": "exp_low"}

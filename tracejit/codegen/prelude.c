@@ -140,6 +140,7 @@ typedef float aligned_line_t __attribute__((vector_size(LINE_PART), may_alias));
 #else
 #define STREAM(to, x) (*(aligned_line_t *)(to) = x)
 #endif
+EW void tj_prefetch(const void *at) { __builtin_prefetch(at, 0, 2); }    /* to be read, into the second-level cache */
 EW void tj_stream(void *to, const void *from, i64 n) {               /* past the caches, in whole lines */
   char *t = to; const char *f = from; i64 i = -(i64)t & 63;
   i = i < n ? i : n;

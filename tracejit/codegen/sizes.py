@@ -14,8 +14,10 @@ from typing import Collection, Union
 
 from ..ir.cached import cached_property
 
-# What stays as it is, then: a number of C that is no part of a name. Zeros may be null pointers.
-_NUMBER = re.compile(r'^\s*(?:#|//).*$|aligned\(\d+\)|, 0, 2\)|"[^"\n]*"|(?<![\w.])(0x[0-9a-f.]+p[-+]\d+f?|[1-9]\d*l?)(?![\w.])', re.M)
+# What stays as it is, or a number as C's lexer takes one, all of `1e-5` and of `0x1.8p+3f`; and those of them that a table can hold:
+# zeros may be null pointers.
+_TOKEN = re.compile(r'^\s*(?:#|//).*$|aligned\(\d+\)|"[^"\n]*"|(?<![\w.])(\.?\d(?:[eEpP][-+]|[\w.])*)', re.M)
+_NUMBER = re.compile(r"0x[0-9a-f.]+p[-+]\d+f?|[1-9]\d*l?")
 _HEAD = re.compile(r"^(?:static )?(?:void|int) \w+\((.*)\) \{$")
 _TYPES = {"f": "float", "d": "double", "l": "i64", "i": "int"}
 LARGEST = (1 << 31) - 1      # of C's int: a larger number without suffix is a long
@@ -63,8 +65,8 @@ class Parted:
 
 def parted(text: str) -> Parted:
     between, numbers, end = [], [], 0
-    for m in _NUMBER.finditer(text):
-        if m[1]:
+    for m in _TOKEN.finditer(text):
+        if m[1] and _NUMBER.fullmatch(m[1]):
             between.append(text[end:m.start()])
             numbers.append(intern(m[1]))
             end = m.end()

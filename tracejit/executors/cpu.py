@@ -126,6 +126,7 @@ class CpuExecutor(Executor):
         if failed and not check_traces():
             again = self.cache.load_regions([sources[n].body for n in failed])
             for n, library in zip(failed, again):
+                self.shared.refuse(codes[n])
                 codes[n], libraries[n] = Code(sources[n].body), library
         return libraries
 

@@ -25,26 +25,28 @@ _lock = CompileLock()
 @dataclass(frozen=True)
 class Code:
     """body: a text to be compiled; sizes: the table that it reads, b"" if it reads none; given: which numbers of the text that
-    has no table are in it."""
+    has no table are in it; of: its place and form."""
 
     body: str
     sizes: bytes = b""
     given: Positions = frozenset()
+    of: tuple[bytes, bytes] = (b"", b"")
 
 
 @dataclass(frozen=True)
 class _Form:
     """Texts alike up to numbers. numbers: those of the first; plain: it was compiled as it is; given: the positions of those that
-    others read from a table."""
+    others read from a table; constant: the compiler wants constants there."""
 
     numbers: tuple[str, ...]
     given: Positions
     plain: bool
+    constant: bool = False
 
 
 @dataclass
 class _Place:
-    forms: dict[bytes, _Form] = field(default_factory=dict)
+    forms: OrderedDict[bytes, _Form] = field(default_factory=OrderedDict)
     kept: set[str] = field(default_factory=set)                # numbers of the first text that have not changed since
 
 
@@ -60,16 +62,28 @@ class SharedCode:
         with _lock:
             return [self._code(_place(r, met), parted(s.body), s.body) for r, s in zip(regions, sources)]
 
+    def refuse(self, code: Code) -> None:
+        """The compiler failed on a text that reads a table: others of its form are compiled as they are."""
+        at, form = code.of
+        with _lock:
+            if at in self._places and form in self._places[at].forms:
+                forms = self._places[at].forms
+                forms[form] = replace(forms[form], constant=True)
+
     def _code(self, at: bytes, text: Parted, body: str) -> Code:
         place = self._places.get(at)
         form = _digest(text.form)
         if place is None:
-            self._places[at] = _Place({form: _Form(text.numbers, frozenset(), True)}, set(text.numbers))
+            self._places[at] = _Place(OrderedDict({form: _Form(text.numbers, frozenset(), True)}), set(text.numbers))
             while len(self._places) > MOST_PLACES:
                 self._places.popitem(last=False)
             return Code(body)
         self._places.move_to_end(at)
         known = place.forms.get(form)
+        if known is not None:
+            place.forms.move_to_end(form)
+            if known.constant:
+                return Code(body)
         given = _changed(text, known, place.kept)
         given = given | text.counts if given else given
         if known is not None and known.plain and text.numbers == known.numbers:
@@ -77,8 +91,8 @@ class SharedCode:
         place.kept -= {numbers[k] for k in given - text.counts for numbers in (text.numbers, known.numbers if known else text.numbers)}
         place.forms[form] = _Form(text.numbers, given, not given) if known is None else replace(known, given=given)
         while len(place.forms) > MOST_FORMS:
-            del place.forms[next(iter(place.forms))]
-        return Code(text.reading(given), text.table(given), given) if given else Code(body)
+            place.forms.popitem(last=False)
+        return Code(text.reading(given), text.table(given), given, (at, form)) if given else Code(body)
 
 
 def _changed(text: Parted, known: Optional[_Form], kept: set[str]) -> Positions:
