@@ -7,14 +7,23 @@ first, to see.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
+from pathlib import Path
 from typing import Callable
 
 from .kernel import Kernel
 
 FAR = 64                                                       # the code that a kernel returns in place of an error's
-_RARE = re.compile(r"\btj_(sin|cos|tan|fmod|mod|div_floor)_([fd])\(")
 _STORE = re.compile(r"\s*a\d+\[[^=;]*\] = [^;]*;")
 _LOAD = re.compile(r"\s*const \w[\w ]* t\d+ = [^;]*;|\s*\w[\w ]* \*a\d+ = p\[\d+\];")
+
+
+@lru_cache(None)
+def _rare() -> re.Pattern:
+    """Calls of functions of which functions.c has another that only watches for rare arguments, of floats, doubles or both."""
+    text = Path(__file__).with_name("functions.c").read_text()
+    found = {name + kind.replace("##s", "[fd]") for name, kind in re.findall(r"\btj_(\w+_)near_(##s|\w)\(u32 \*far", text)}
+    return re.compile(rf"\btj_({'|'.join(sorted(found))})\(")
 
 
 def near_then_full(kernel: Kernel, function: Callable[[Callable[[list[str]], list[str]]], str]) -> str:
@@ -58,9 +67,14 @@ class _Trial:
         return _watched([line for line in lines if not _STORE.fullmatch(line)])
 
 
+def _near(call: re.Match) -> str:
+    name, kind = call[1].rsplit("_", 1)
+    return f"tj_{name}_near_{kind}(&far, "
+
+
 def _watched(lines: list[str]) -> list[str]:
     """The lines of a function with `int *err`, its first and last among them."""
-    if not any(map(_RARE.search, lines)):
+    if not any(map(_rare().search, lines)):
         return lines
-    body = [line + " reduction(|:far)" if "#pragma omp simd" in line else _RARE.sub(r"tj_\1_near_\2(&far, ", line) for line in lines[1:-1]]
+    body = [line + " reduction(|:far)" if "#pragma omp simd" in line else _rare().sub(_near, line) for line in lines[1:-1]]
     return [lines[0], "  u32 far = 0;", *body, f"  if (far) *err = {FAR};", lines[-1]]
