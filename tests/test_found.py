@@ -319,7 +319,8 @@ def test_a_row_of_a_dim_that_is_none_is_refused():
 @pytest.mark.parametrize("number,first", [(1, 0), (8, 6)])
 def test_memory_beyond_a_storage_is_refused(number, first):
     for unread in (False, True):
-        assert_parity(lambda x: (x.as_strided((2, 2), (2, 1)) * 2, x + 1)[unread:], lambda: [torch.ones(number)[first:]], raises="RuntimeError")
+        for over in (torch.as_strided, torch.as_strided_copy, lambda x, *to: torch.as_strided_scatter(x, torch.ones(2, 2), *to)):
+            assert_parity(lambda x: (over(x, (2, 2), (2, 1)) * 2, x + 1)[unread:], lambda: [torch.ones(number)[first:]], raises="RuntimeError")
 
 
 def test_memory_beyond_a_tensor_in_its_storage_is_not_refused_until_a_storage_is_smaller():

@@ -31,7 +31,6 @@ from .scratch import (layout_is_uncertain, raise_beyond_storage, raise_if_eager_
 aten = torch.ops.aten
 _NO_TENSOR = torch.empty(0)
 _LIFTS = (aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default)
-_OVER_STORAGE = ("as_strided", "as_strided_")
 _PASS_THROUGH = ("prim", "profiler", "inductor_utils")       # namespaces that touch no tensor's memory
 
 
@@ -198,8 +197,8 @@ class Recorder(TorchDispatchMode):
         """The results of a call, as fakes; where these are not to be trusted, the real kernel is asked."""
         func, written = sym.overload, sym.written(*call)
         try:
-            if sym.packet in _OVER_STORAGE:
-                raise_beyond_storage(self.fakes.storage_bytes(call[0][0]), *call[0], **call[1])
+            if sym.over_storage:
+                raise_beyond_storage(self.fakes.storage_bytes(call[0][0]), **sym.named(*call))
             if written and not sym.moves_metadata:
                 raise_if_eager_refuses(func, before, spec, written)
             out = self._on_fakes(func, *call, before, spec)

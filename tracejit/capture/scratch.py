@@ -54,10 +54,10 @@ def raise_if_no_view(func: Any, before: list) -> None:
             func(torch.empty_strided(t.shape, t.stride, device="meta"), *([rest] if func is _VIEW else rest))
 
 
-def raise_beyond_storage(nbytes: int, t: torch.Tensor, size: Any, stride: Any, storage_offset: Optional[int] = None) -> None:
-    """Fakes have no data, and let `as_strided` name memory beyond the `nbytes` of t's storage."""
-    offset = t.storage_offset() if storage_offset is None else storage_offset
-    needed = (offset + 1 + sum((n - 1) * s for n, s in zip(size, stride))) * t.dtype.itemsize
+def raise_beyond_storage(nbytes: int, *, self: torch.Tensor, size: Any, stride: Any, storage_offset: Optional[int] = None, **_: Any) -> None:
+    """Fakes have no data, and let `as_strided` and its like name memory beyond the `nbytes` of self's storage."""
+    offset = self.storage_offset() if storage_offset is None else storage_offset
+    needed = (offset + 1 + sum((n - 1) * s for n, s in zip(size, stride))) * self.dtype.itemsize
     if 0 not in size and needed > nbytes:
         raise RuntimeError(f"as_strided: {needed} bytes of a storage of {nbytes}")
 

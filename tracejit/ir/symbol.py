@@ -90,6 +90,16 @@ class Symbol:
         return self.overload is not None and (torch.Tag.inplace_view in self.overload.tags or self.packet in _METADATA_MOVERS)
 
     @cached_property
+    def over_storage(self) -> bool:
+        """Takes sizes, strides and an offset over the storage of `self`, whatever view of it that is (`as_strided`, `as_strided_scatter`)."""
+        return self.overload is not None and {"self", "size", "stride", "storage_offset"} <= (
+            names := {a.name for a in self.overload._schema.arguments}) and "source" not in names
+
+    def named(self, args: tuple, kwargs: dict) -> dict[str, Any]:
+        """The arguments of a call by the names of the schema."""
+        return {**dict(zip((a.name for a in self.overload._schema.arguments), args)), **kwargs}
+
+    @cached_property
     def returns_self(self) -> bool:
         """Writes its first argument, leaves its metadata as they are, and returns it."""
         if self.overload is None or self.moves_metadata or self.overload in SCHEMAS_THAT_LIE:
