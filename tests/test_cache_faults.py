@@ -184,6 +184,16 @@ def test_a_part_in_c_is_waited_for(part):
     assert begun._cache.built == 1 and begun.load().answer() == 42
 
 
+def test_a_part_in_c_is_not_ready_while_another_thread_waits_for_it(part):
+    begun = part(0.5)
+    waiting = threading.Thread(target=begun.load)
+    waiting.start()
+    time.sleep(0.1)
+    assert not begun.ready()
+    waiting.join()
+    assert begun.ready()
+
+
 def test_a_part_in_c_whose_compiler_was_killed_is_compiled_again(part):
     begun = part(0.2)
     begun._building.process.kill()
@@ -280,6 +290,20 @@ def test_a_fork_while_another_thread_compiles(tmp_path, monkeypatch, moment):
     assert ended_well(in_child(child), 20)
     compiling.join()
     assert torch.equal(jfn(x), x + 1)
+
+
+def test_a_fork_while_another_thread_loads(tmp_path):
+    cache, started, text = KernelCache(tmp_path), threading.Event(), "int answer(void) { return 42; }"
+    build = cache._build
+    cache._build = lambda *args: (started.set(), time.sleep(0.3), build(*args))
+    loading = threading.Thread(target=cache.load, args=(text,))
+    loading.start()
+    assert started.wait(20)
+
+    def child():
+        assert cache.load(text).answer() == 42
+    assert ended_well(in_child(child), 20)
+    loading.join()
 
 
 # ------------------------------------------------------------ threads

@@ -10,7 +10,6 @@ import atexit
 import ctypes
 import hashlib
 import os
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +23,9 @@ from .compiler import FLAGS, Building, CompilerError, HungCompiler, NoCompiler, 
 from .disk_cache import DiskCache
 
 __all__ = ["CompilerError", "HungCompiler", "KernelCache", "Library", "NoCompiler", "PartInC", "compiler", "machine"]
+
+
+_lock = CompileLock()        # one for all caches: what a fork waits for lives as long as the process
 
 
 def _processors() -> int:
@@ -56,7 +58,6 @@ class KernelCache:
     def __init__(self, directory: Optional[str | os.PathLike] = None, more: tuple[str, ...] = ()) -> None:
         self.more, self.disk = more, DiskCache(directory)
         self._loaded: dict[str, ctypes.CDLL] = {}
-        self._lock, self._counting = threading.Lock(), threading.Lock()
         self.built = 0
 
     def _path(self, key: str) -> Path:
@@ -65,7 +66,7 @@ class KernelCache:
     def load(self, text: str, more: tuple[str, ...] = ()) -> ctypes.CDLL:
         """The shared object of a C text; `more`: flags for it. Raises CompilerError."""
         key = _key(text, more)
-        with self._lock:
+        with _lock:
             if key not in self._loaded:
                 path = self._path(key)
                 if not self.disk.has(path.name):
@@ -79,7 +80,7 @@ class KernelCache:
         missing = {key: b for key, b in zip(keys, bodies)
                    if key not in self._loaded and not self.disk.has(f"{key}.so")}
         failed = self._build_shares(missing)
-        with self._lock:
+        with _lock:
             return [failed[key] if key in failed else self._library(key, b) for key, b in zip(keys, bodies)]
 
     def _library(self, key: str, body: str) -> Union[Library, CompilerError]:
@@ -147,7 +148,7 @@ class KernelCache:
             raise CompilerError(f"{error}; the source is {building.source}") from error
         finally:
             building.made.unlink(missing_ok=True)
-        with self._counting:
+        with _lock:
             self.built += 1
 
 
@@ -194,12 +195,14 @@ class PartInC:
 
     def _end(self, seconds: Optional[float] = None) -> None:
         with self._lock:
-            building, self._building = self._building, None
-            if building is not None and building.owner == os.getpid():
-                try:
+            building = self._building
+            try:
+                if building is not None and building.owner == os.getpid():
                     self._cache._keep(building, [self._path], seconds)
-                except HungCompiler:
-                    if seconds is None:                        # `load` does not wait for it twice
-                        raise
-                except CompilerError:                          # an interrupt reached it, too: `load` tries again, and tells
-                    pass
+            except HungCompiler:
+                if seconds is None:                            # `load` does not wait for it twice
+                    raise
+            except CompilerError:                              # an interrupt reached it, too: `load` tries again, and tells
+                pass
+            finally:
+                self._building = None                          # only now: `ready` is asked without the lock

@@ -234,8 +234,7 @@ class Calls:
             return
         with _lock:
             if self.waits and core() is not None:
-                core().library.tj_new_table(function, _fields_at(type(function).__base__))
-                self.in_c = True
+                self.in_c = core().library.tj_new_table(function, _fields_at(type(function).__base__)) == 0
             self.waits = False
 
     def register(self, function: Any, key: bytes, group: Group, call: CallInputs, inputs: list, entry: Entry) -> None:
