@@ -17,7 +17,7 @@ from .lower import Sharing
 from .primitives import PRIMITIVES
 
 PARAMETER_BYTES = 4096       # of a launch, on every device and driver
-SHARING = Sharing(few_rows=128, long_row=1 << 14)              # of a device with more than a hundred multiprocessors
+SHARING = Sharing(few_rows=128, long_row=1 << 14, again=(32, 1 << 16))        # of a device with more than a hundred multiprocessors
 _SPECIAL = {torch.float32: ("__int_as_float(0x7fffffff)", "__int_as_float(0x7f800000)"),
             torch.float64: ("__longlong_as_double(0x7fffffffffffffffLL)", "__longlong_as_double(0x7ff0000000000000LL)")}
 

@@ -28,10 +28,14 @@ WORTH_KEEPING = 6            # operations; fewer are done again
 
 @dataclass(frozen=True)
 class Sharing:
-    """With fewer rows than `few_rows` for its threads, a device shares rows of more than `long_row` elements among them."""
+    """With fewer rows than `few_rows` for its threads, a device shares rows of more than `long_row` elements among them.
+
+    again: as few and long where the row is needed once more when it is reduced, since who shares it has then to read it anew.
+    """
 
     few_rows: int = 8
     long_row: int = 1 << 15
+    again: Optional[tuple[int, int]] = None
 
 
 @dataclass(eq=False)
@@ -55,7 +59,14 @@ class Nest:
     @property
     def shares_rows(self) -> bool:
         """Its rows are so few and long that a second pass over them is another kernel's."""
-        return self.reduced is not None and self.rows < self.sharing.few_rows and self.size // max(self.rows, 1) > self.sharing.long_row
+        return self._few_and_long(*(self.sharing.again or (self.sharing.few_rows, self.sharing.long_row)))
+
+    @property
+    def shares_rows_of_one_pass(self) -> bool:
+        return self._few_and_long(self.sharing.few_rows, self.sharing.long_row)
+
+    def _few_and_long(self, few: int, long: int) -> bool:
+        return self.reduced is not None and self.rows < few and self.size // max(self.rows, 1) > long
 
 
 Note = Callable[[Kernel, Values], None]
@@ -318,7 +329,8 @@ class _Scheduler:
             return "pointwise", self.outer[:-1], self.outer[-1:]
         if any(e.op == "running" for e in self.all):
             return "scan", self.outer, self.inner
-        if self.nest.shares_rows:
+        once = all(r.stage == 0 for r in self.reductions) and all(s.stage == 0 for s in self.stores if s.full)
+        if self.nest.shares_rows or once and self.nest.shares_rows_of_one_pass:
             return "whole", self.outer, self.inner
         columns = self.inner and self.outer and self._unit(self.outer) and not self._unit(self.inner)
         return ("column" if columns else "row"), self.outer, self.inner

@@ -231,7 +231,8 @@ class Nests:
 def parts(region: Region) -> dict[Call, int]:
     """Calls by the part of the region that they belong to: parts share no memory and no values.
 
-    One element that several read, like the rate of an optimizer step, does not make them one part.
+    One element that several read, like the rate of an optimizer step, does not make them one part. What is computed of one
+    element, such as a row's deviation of its variance, belongs to the part that made it.
     """
     largest = max((o.numel for c in region.calls for o in c.bsym.tensor_outputs), default=1)
     leader: dict[int, int] = {}
@@ -241,12 +242,13 @@ def parts(region: Region) -> dict[Call, int]:
         while leader[s] != s:
             leader[s] = s = leader[leader[s]]
         return s
-    for c in region.calls:
+
+    def joined(c: Call) -> list[int]:
         every = [*c.tensors, *c.bsym.tensor_outputs]
-        joined = [find(p.storage) for p in every if p.numel > 1 or largest == 1] or [find(p.storage) for p in every[-1:]]
-        leader.update((s, joined[0]) for s in joined)
-    found = {}
+        large = [p.storage for p in every if p.numel > 1 or largest == 1]
+        made = [p.storage for p in c.tensors if region.made(p.storage) is not None]
+        return [*(large or made[:1]), *(o.storage for o in c.bsym.tensor_outputs or every[-1:])]
     for c in region.calls:
-        every = [*c.tensors, *c.bsym.tensor_outputs]
-        found[c] = find(next((p.storage for p in every if p.numel > 1 or largest == 1), every[-1].storage))
-    return found
+        first, *others = map(find, joined(c))
+        leader.update((find(s), first) for s in others)
+    return {c: find(joined(c)[0]) for c in region.calls}
