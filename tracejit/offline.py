@@ -97,6 +97,7 @@ class _Offline(Executor):
 
     name = "cupy"
     max_region_ops = MOST_CALLS
+    passes_over_long_rows = True
 
     def __init__(self, allow_single_op_fusion: bool) -> None:
         self.allow_single_op_fusion = allow_single_op_fusion

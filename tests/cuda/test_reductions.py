@@ -39,6 +39,24 @@ def test_rows_that_blocks_share_are_combined_by_a_second_launch(shape, dim):
     prove(lambda x: (x * 2).sum(dim), torch.rand(shape), kernels=2, close=summed, orders=tuple(ORDERS))
 
 
+@pytest.mark.parametrize("rows,n,launches,reads", [(4, 32768, 1, 1), (4, 65536, 1, 2), (31, 70_000, 3, 2), (32, 70_000, 1, 2)])
+def test_blocks_share_rows_that_are_read_again_only_where_they_are_few_and_long(rows, n, launches, reads):
+    x = torch.empty(rows, n)
+    (kernel,) = tracejit.lower(lambda x: F.layer_norm(x, (n,)), x).kernels
+    assert (len(kernel.launches), kernel.bytes_read, kernel.bytes_written) == (launches, reads * x.nbytes, x.nbytes)
+
+
+@pytest.mark.parametrize("shape", [(1, 1024), (1024,)])
+def test_a_single_row_is_one_kernel_with_what_is_computed_of_its_results(shape):
+    prove(lambda x: F.layer_norm(x, (1024,)), torch.randn(shape), kernels=1, close=summed)
+
+
+def test_columns_that_are_read_again_are_counted():
+    x = torch.empty(300, 1024)
+    (kernel,) = tracejit.lower(lambda x: torch.softmax(x, 0), x).kernels
+    assert kernel.bytes_read == 3 * x.nbytes
+
+
 def test_a_column_is_walked_by_neighbouring_threads():
     lowered, (counts,) = prove(lambda x: (x + 1).sum(0), torch.randn(300, 1024), close=summed)
     loads = {w for f in lowered.kernels[0].facts.values() for w in f.loads if w > 4}

@@ -13,7 +13,9 @@ from typing import Callable
 from .c import Block, Writer
 from .chunks import Chunk, chunked, width_of
 from .cuda import Function, Parameter, dialect_of
-from .cuda_rows import WARP, accumulator, finished, first, fold_all, folded, once, reload_hazard, row_chunk
+from .cuda_online import online
+from .cuda_rows import (
+    WARP, accumulator, finished, first, fold_all, folded, once, pass_of, read_again, reload_hazard, row_chunk, walk_pair)
 from .cuda_schedules import THREADS, Lanes, function, heavy_operations, nothing, place
 from .index import Var
 from .kernel import Expr, Kernel, Reduction, Stage, below
@@ -52,6 +54,7 @@ class Columns:
 def column(k: Kernel, vector: bool) -> list[Function]:
     w = Writer(k, dialect_of(k))
     c = _columns(k, vector)
+    k.bytes_again = read_again(k, set(k.inner))
     if c.splits > 1:
         return _split(w, k, _ColumnParts(w, k, c))
     body = _column_head(w, c)
@@ -144,6 +147,8 @@ class _RowParts:
         self.splits = max(1, min(-(-self.chunks // (4 * THREADS)), MOST_SPLITS, max(4 * FILLED // max(k.outer_size, 1), 1)))
         self.order = k.outer
         self.blocks, self.threads = self.splits * k.outer_size, THREADS
+        pair = online(k)
+        self.pair = pass_of(w, k, pair, Lanes(w, self.chunk)) if pair is not None else None
 
     def head(self) -> Block:
         t = self.w.d.index_type
@@ -154,23 +159,51 @@ class _RowParts:
     def known(self, r: Reduction) -> list[str]:
         return [finished(self.w, r, f"done{r.number}[row]")]
 
+    @property
+    def walk(self) -> str:
+        return f"for ({self.w.d.index_type} e = s * {THREADS} + t; e < {self.chunks}; e += {THREADS * self.splits})"
+
+    def count(self) -> list[str]:
+        """n: elements of a row that block s reads."""
+        step, width, t = THREADS * self.splits, self.chunk.width, self.w.d.index_type
+        left = f"const {t} left = {self.chunks % step} - s * {THREADS};"
+        more = f"(left < 0 ? 0 : left < {THREADS} ? left : {THREADS})"
+        return [left, f"const {self.pair.type} n = ({self.chunks // step * THREADS} + {more}) * {width};"]
+
+    def first_two(self, body: Block) -> None:
+        """Both stages of the pair, of this block's part of a row by itself."""
+        w, p = self.w, self.pair
+        walk_pair(p, body, self.walk, "e", self.loops)
+        for r in self.k.stages[0].reductions:
+            body.append(finished(w, r, self._of_block(r, body)))
+            self._part(r, f"r{r.number}", body)
+        body += [*self.count(), *p.between("n")]
+        self._part(p.pair.second, self._of_block(p.pair.second, body), body)
+
+    def _of_block(self, r: Reduction, body: Block) -> str:
+        body.append(f"__shared__ {accumulator(self.w, r)} s{r.number}[{THREADS // WARP}];")
+        return f"tj_block<tj_{r.kind}, {THREADS}>(w{r.number}, s{r.number})"
+
+    def _part(self, r: Reduction, value: str, body: Block) -> None:
+        n = r.number
+        body.append(f"const {accumulator(self.w, r)} v{n} = {value};")
+        body.append(f"if (t == 0) part{n}[s * {self.k.outer_size} + row] = v{n};")
+
     def stage(self, stage: Stage, body: Block) -> None:
-        w, t = self.w, self.w.d.index_type
+        w = self.w
         body += [f"{accumulator(w, r)} w{r.number} = {first(w, r)};" for r in stage.reductions]
         inside, lanes = Block(), Lanes(w, self.chunk)
         place(w, inside, "e", self.loops)
         lanes.write(inside, stage.roots, stage.stores, lambda: fold_all(w, stage.reductions))
-        step = THREADS * self.splits
-        body += ["#pragma unroll 4", f"for ({t} e = s * {THREADS} + t; e < {self.chunks}; e += {step}) {{", inside, "}"]
+        body += ["#pragma unroll 4", f"{self.walk} {{", inside, "}"]
         for r in stage.reductions:
-            n = r.number
-            body.append(f"__shared__ {accumulator(w, r)} s{n}[{THREADS // WARP}];")
-            body.append(f"const {accumulator(w, r)} v{n} = tj_block<tj_{r.kind}, {THREADS}>(w{n}, s{n});")
-            body.append(f"if (t == 0) part{n}[s * {self.k.outer_size} + row] = v{n};")
+            self._part(r, self._of_block(r, body), body)
 
 
 class _ColumnParts:
     """Blocks take rows of their columns in turns."""
+
+    pair = None
 
     def __init__(self, w: Writer, k: Kernel, c: Columns) -> None:
         self.w, self.k, self.c = w, k, c
@@ -196,7 +229,9 @@ class _ColumnParts:
 
 def whole(k: Kernel, vector: bool) -> list[Function]:
     w = Writer(k, dialect_of(k))
-    return _split(w, k, _RowParts(w, k, vector))
+    parts = _RowParts(w, k, vector)
+    k.bytes_again = read_again(k, {*parts.loops, *parts.chunk.moving}, together=1 if parts.pair is None else 2)
+    return _split(w, k, parts)
 
 
 def _split(w: Writer, k: Kernel, parts: _RowParts | _ColumnParts) -> list[Function]:
@@ -206,15 +241,21 @@ def _split(w: Writer, k: Kernel, parts: _RowParts | _ColumnParts) -> list[Functi
                           Parameter(accumulator(w, r), f"done{r.number}", False, None, k.outer_size))
                for stage in k.stages for r in stage.reductions}
     every = [p for pair in scratch.values() for p in pair]
-    for stage in k.stages:
+    def launch(body: Block) -> Function:
+        return function(k, w, body, parts.blocks, parts.threads, scratch=every)
+    if parts.pair is not None:
+        body = parts.head()
+        parts.first_two(body)
+        made += [launch(body), _combined(w, k, k.stages[:2], parts, every)]
+    for stage in k.stages[2 if parts.pair is not None else 0:]:
         if stage.roots:
             body = parts.head()
             for line in _known(parts.known, stage.roots):
                 body.append(line)
             parts.stage(stage, body)
-            made.append(function(k, w, body, parts.blocks, parts.threads, scratch=every))
+            made.append(launch(body))
         if stage.reductions or stage.after:
-            made.append(_combined(w, k, stage, parts, every))
+            made.append(_combined(w, k, [stage], parts, every))
     return made
 
 
@@ -224,24 +265,40 @@ def _known(lines: Callable[[Reduction], list[str]], roots: list[Expr]) -> list[s
     return [line for _, r in sorted(needed.items()) for line in lines(r)]
 
 
-def _combined(w: Writer, k: Kernel, stage: Stage, parts: _RowParts | _ColumnParts, scratch: list[Parameter]) -> Function:
+def _combined(w: Writer, k: Kernel, stages: list[Stage], parts: _RowParts | _ColumnParts, scratch: list[Parameter]) -> Function:
     """A warp for each row, or a thread where rows are many."""
     t, rows = w.d.index_type, k.outer_size
     lanes = WARP if rows < THREADS else 1
     body = Block([f"const {t} row = ({t})blockIdx.x * {THREADS // lanes} + threadIdx.x / {lanes}, t = threadIdx.x % {lanes};",
                   f"if (row >= {rows}) return;"])
     place(w, body, "row", parts.order)
-    own = {r.number for r in stage.reductions}
-    for r in stage.reductions:
+    reductions = [r for stage in stages for r in stage.reductions]
+    for r in reductions:
         n = r.number
         body.append(f"{accumulator(w, r)} w{n} = {first(w, r)};")
-        partial = f"({accumulator(w, r)})part{n}[s * {rows} + row]"
-        body.append(f"for ({t} s = t; s < {parts.splits}; s += {lanes}) " + folded(w, r, f"w{n}", partial))
-        body.append(finished(w, r, f"tj_across<tj_{r.kind}, {lanes}>(w{n}, 0xffffffffu)"))
+        body += [f"for ({t} s = t; s < {parts.splits}; s += {lanes}) {{", Block(_with_part(w, r, parts, rows)), "}"]
+        whole_row = f"tj_across<tj_{r.kind}, {lanes}>(w{n}, 0xffffffffu)"
+        if parts.pair is not None and r is parts.pair.pair.second:
+            body.append(f"const {accumulator(w, r)} v{n} = {whole_row};")
+            whole_row = parts.pair.after(f"v{n}")
+        body.append(finished(w, r, whole_row))
         body.append(f"if (t == 0) done{n}[row] = r{n};")
-    if stage.after:
+    after = [s for stage in stages for s in stage.after]
+    if after:
         def earlier(r: Reduction) -> list[str]:
-            return [] if r.number in own else [finished(w, r, f"done{r.number}[row]")]
-        body += _known(earlier, [s.value for s in stage.after])
-        once(w, body, stage.after, "t == 0")
+            return [] if r in reductions else [finished(w, r, f"done{r.number}[row]")]
+        body += _known(earlier, [s.value for s in after])
+        once(w, body, after, "t == 0")
     return function(k, w, body, -(-rows * lanes // THREADS), THREADS, scratch=scratch)
+
+
+def _with_part(w: Writer, r: Reduction, parts: _RowParts | _ColumnParts, rows: int) -> list[str]:
+    """Adds what block s found of a row."""
+    def partial(r: Reduction) -> str:
+        return f"({accumulator(w, r)})part{r.number}[s * {rows} + row]"
+    p = parts.pair
+    if p is None or r is not p.pair.second:
+        return [folded(w, r, f"w{r.number}", partial(r))]
+    count = parts.count() if p.pair.mean is not None else []
+    lines = [f"const {p.type} first = {partial(p.pair.first)}, second = {partial(r)};"]
+    return [*count, *lines, *p.of_part("first", "second", "n")]

@@ -109,13 +109,24 @@ class Pass:
 
     # ------------------------------------------------------------ parts of a row
 
-    def between(self) -> list[str]:
-        """Once the first reduction's result is known: this thread's part of the second becomes what it is of that."""
+    def between(self, count: str) -> list[str]:
+        """Once the first reduction's result is known, of `count` elements: this thread's part of the second becomes what it is of
+        that."""
         a, b, t = self.a, self.b, self.type
         if self.pair.mean is None:
             return [f"if (w{a} != r{a}) w{b} *= {self.exp}(w{a} - r{a});"]
-        mean = f"r{a} / {self.w.d.literal(float(self.k.inner_size), self.pair.second.dtype)}"
-        return [f"const {t} e{b} = u{b} - {mean};", f"w{b} += {self.lanes.chunk.width} * n{b} * (e{b} * e{b});"]
+        return [f"const {t} e{b} = u{b} - r{a} / {count};", f"w{b} += {self.lanes.chunk.width} * n{b} * (e{b} * e{b});"]
+
+    def of_part(self, first: str, second: str, count: str) -> list[str]:
+        """Adds to w what `count` elements reduced to by themselves, once the first reduction's result is known."""
+        a, b, t = self.a, self.b, self.type
+        if self.pair.mean is None:
+            return [f"w{b} += {first} == r{a} ? {second} : {second} * {self.exp}({first} - r{a});"]
+        return [f"const {t} e{b} = {first} / {count} - r{a} / {self.row_size};", f"w{b} += {second} + {count} * (e{b} * e{b});"]
+
+    @property
+    def row_size(self) -> str:
+        return self.w.d.literal(float(self.k.inner_size), self.pair.second.dtype)
 
     def after(self, value: str) -> str:
         """The second reduction's result."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Mapping
+from typing import Container, Mapping, Sequence
 
 import torch
 
 from .c import Block, Writer
 from .chunks import Chunk, chunked, width_of
 from .cuda import Function, dialect_of
-from .cuda_online import Pass, online
+from .cuda_online import Online, Pass, online
 from .cuda_schedules import Lanes, function, heavy_operations, place
 from .index import Var
 from .kernel import Expr, Kernel, Reduction, Stage, Store, below, variables
@@ -88,9 +88,10 @@ def row(k: Kernel, vector: bool) -> list[Function]:
     kept = _kept(k, chunk, loops)
     bytes_of_chunk = chunk.width * sum(e.dtype.itemsize for e in kept)
     team = _team(chunks, bytes_of_chunk or chunk.width * 4)
-    several, pair = kept, None
+    pair = None
     if team.each * bytes_of_chunk > KEPT_BYTES:
         kept, pair = {}, online(k) if team.lanes > WARP else None
+    k.bytes_again = read_again(k, {*loops, *chunk.moving}, kept, 2 if pair is not None else 1)
     body = Block()
     t = w.d.index_type
     if team.lanes <= WARP:
@@ -103,8 +104,7 @@ def row(k: Kernel, vector: bool) -> list[Function]:
     lanes = Lanes(w, chunk)
     body += [f"tj_vec<{lanes.memory(e)}, {chunk.width}> k{e.number}[{team.each}];" for e in kept]
     if pair is not None:
-        shared = [e for e in several if e in _loads(k.stages[0].roots) & _loads(k.stages[1].roots)]
-        _row_pair(Pass(w, k, pair, lanes, shared), body, team, loops)
+        _row_pair(pass_of(w, k, pair, lanes), body, team, loops)
     for n, stage in enumerate(k.stages[2:] if pair is not None else k.stages, 2 if pair is not None else 0):
         _row_stage(w, k, n, stage, body, lanes, team, loops, kept)
     grid = -(-k.outer_size // team.rows)
@@ -123,13 +123,26 @@ def row_chunk(k: Kernel, vector: bool) -> tuple[Chunk, list[Var]]:
 
 def _kept(k: Kernel, chunk: Chunk, loops: list[Var]) -> dict[Expr, int]:
     """Loads that vary along the row and that several stages need, by the stage that comes first."""
-    walked = {*loops, *chunk.moving}
+    return {e: stages[0] for e, stages in _several(k, {*loops, *chunk.moving}).items() if not e.args}
+
+
+def _several(k: Kernel, walked: set[Var]) -> dict[Expr, list[int]]:
+    """Loads that change as `walked` do and that several stages need, with those stages."""
     used: dict[Expr, list[int]] = {}
     for n, stage in enumerate(k.stages):
         for e in _loads(stage.roots):
             used.setdefault(e, []).append(n)
-    return {e: stages[0] for e, stages in sorted(used.items(), key=lambda item: item[0].number)
-            if len(stages) > 1 and variables(e) & walked and not e.args}
+    return {e: stages for e, stages in sorted(used.items(), key=lambda item: item[0].number)
+            if len(stages) > 1 and variables(e) & walked}
+
+
+def read_again(k: Kernel, walked: set[Var], kept: Container[Expr] = (), together: int = 1) -> int:
+    """Bytes that later stages read anew. walked: variables of a row; kept: in registers; together: first stages that are one pass."""
+    found = 0
+    for e, stages in _several(k, walked).items():
+        passes = len({max(n, together - 1) for n in stages})
+        found += (passes - 1) * math.prod(v.size for v in variables(e)) * e.dtype.itemsize if e not in kept else 0
+    return found
 
 
 def _loads(roots: list[Expr]) -> set[Expr]:
@@ -186,19 +199,29 @@ def _of_block(w: Writer, r: Reduction, body: Block, team: Team) -> str:
     return f"tj_block<tj_{r.kind}, {team.threads}>(w{r.number}, s{r.number})"
 
 
+def pass_of(w: Writer, k: Kernel, pair: Online, lanes: Lanes) -> Pass:
+    shared = _loads(k.stages[0].roots) & _loads(k.stages[1].roots)
+    return Pass(w, k, pair, lanes, sorted(shared, key=lambda e: e.number))
+
+
+def walk_pair(p: Pass, body: Block, loop: str, at: str, loops: list[Var], skip: Sequence[str] = ()) -> None:
+    """What a thread folds of the first two stages of a row, in one pass: chunks `at`, in a C loop with that head."""
+    w = p.w
+    body += [f"{accumulator(w, r)} w{r.number} = {first(w, r)};" for stage in p.k.stages[:2] for r in stage.reductions]
+    body += p.before()
+    inside = Block(skip)
+    place(w, inside, at, loops)
+    p.chunk(inside, lambda reductions, where: lambda: fold_all(w, reductions, where=where))
+    body += ["#pragma unroll 2", f"{loop} {{", inside, "}"]
+
+
 def _row_pair(p: Pass, body: Block, team: Team, loops: list[Var]) -> None:
     """The first two stages of a row that a block reads, in one pass."""
     w, stages = p.w, p.k.stages[:2]
-    body += [f"{accumulator(w, r)} w{r.number} = {first(w, r)};" for stage in stages for r in stage.reductions]
-    body += p.before()
-    inside = Block()
-    if team.each * team.lanes != team.chunks:
-        inside.append(f"if (c * {team.lanes} + t >= {team.chunks}) continue;")
-    place(w, inside, f"c * {team.lanes} + t", loops)
-    p.chunk(inside, lambda reductions, where: lambda: fold_all(w, reductions, where=where))
-    body += ["#pragma unroll 2", f"for ({w.d.index_type} c = 0; c < {team.each}; c++) {{", inside, "}"]
+    skip = [f"if (c * {team.lanes} + t >= {team.chunks}) continue;"] if team.each * team.lanes != team.chunks else []
+    walk_pair(p, body, f"for ({w.d.index_type} c = 0; c < {team.each}; c++)", f"c * {team.lanes} + t", loops, skip)
     body += [finished(w, r, _of_block(w, r, body, team)) for r in stages[0].reductions]
-    body += p.between()
+    body += p.between(p.row_size)
     second = _of_block(w, p.pair.second, body, team)
     body.append(f"const {accumulator(w, p.pair.second)} p{p.b} = {second};")
     body.append(finished(w, p.pair.second, p.after(f"p{p.b}")))

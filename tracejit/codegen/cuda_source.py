@@ -62,6 +62,8 @@ def cuda_source(region: BoundSymbol, aligned: bool = True, note: Optional[Note] 
     launches = [launch for together in batches([k for _, k in nests.kernels], texts.key)
                 for launch in texts.launches(together)]
     kernels = tuple(k for _, k in nests.kernels)
+    for k in kernels:
+        k.bytes_read += (k.same_as or k).bytes_again
     checks = any(k.checks for k in kernels)
     written = {t.replace("NAME", name): texts.kernels[t] for t, name in texts.names.items()}
     text = "\n\n".join(written)

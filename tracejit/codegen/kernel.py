@@ -121,6 +121,7 @@ class Kernel:
     tile: Optional[tuple[Var, Var]] = None                    # square tile for loads whose order disagrees with the stores'
     bytes_read: int = 0
     bytes_written: int = 0
+    bytes_again: int = 0                 # of bytes_read: those that a later pass over a row reads anew
     operations: int = 0
     checks: bool = False                 # may report an error
     same_as: Optional["Kernel"] = None   # equal up to the names of buffers, and rendered as that one

@@ -30,7 +30,8 @@ WORTH_KEEPING = 6            # operations; fewer are done again
 class Sharing:
     """With fewer rows than `few_rows` for its threads, a device shares rows of more than `long_row` elements among them.
 
-    again: as few and long where the row is needed once more when it is reduced, since who shares it has then to read it anew.
+    again: as few and long where a row is read once more when it is reduced: all of that is one kernel then, and its passes are
+    launches. None: a second pass over a shared row is another kernel's.
     """
 
     few_rows: int = 8
@@ -57,15 +58,13 @@ class Nest:
         return math.prod(n for d, n in enumerate(self.shape) if d not in (self.reduced or ()))
 
     @property
-    def shares_rows(self) -> bool:
+    def ends_with_its_reductions(self) -> bool:
         """Its rows are so few and long that a second pass over them is another kernel's."""
-        return self._few_and_long(*(self.sharing.again or (self.sharing.few_rows, self.sharing.long_row)))
+        return self.sharing.again is None and self.shares_rows(True)
 
-    @property
-    def shares_rows_of_one_pass(self) -> bool:
-        return self._few_and_long(self.sharing.few_rows, self.sharing.long_row)
-
-    def _few_and_long(self, few: int, long: int) -> bool:
+    def shares_rows(self, once: bool) -> bool:
+        """once: are they read in one pass?"""
+        few, long = (self.sharing.few_rows, self.sharing.long_row) if once or self.sharing.again is None else self.sharing.again
         return self.reduced is not None and self.rows < few and self.size // max(self.rows, 1) > long
 
 
@@ -330,7 +329,7 @@ class _Scheduler:
         if any(e.op == "running" for e in self.all):
             return "scan", self.outer, self.inner
         once = all(r.stage == 0 for r in self.reductions) and all(s.stage == 0 for s in self.stores if s.full)
-        if self.nest.shares_rows or once and self.nest.shares_rows_of_one_pass:
+        if self.nest.shares_rows(once):
             return "whole", self.outer, self.inner
         columns = self.inner and self.outer and self._unit(self.outer) and not self._unit(self.inner)
         return ("column" if columns else "row"), self.outer, self.inner

@@ -155,13 +155,13 @@ class Nests:
             return size == nest.size and size > 0
         if size == nest.rows and size != nest.size:
             return True
-        return size == nest.size and size > 0 and (not nest.shares_rows or not self._needs_reduction(nest, c))
+        return size == nest.size and size > 0 and (not nest.ends_with_its_reductions or not self._needs_reduction(nest, c))
 
     def _joins_reduction(self, nest: Nest, c: Call, shape: tuple[int, ...], reduced: tuple[int, ...]) -> bool:
         if math.prod(shape) != nest.size or not nest.size:
             return False
         if nest.reduced is not None:
-            return nest.shape == shape and nest.reduced == reduced and not (nest.shares_rows and self._needs_reduction(nest, c))
+            return nest.shape == shape and nest.reduced == reduced and not (nest.ends_with_its_reductions and self._needs_reduction(nest, c))
         nest.shape, nest.reduced = shape, reduced
         return True
 

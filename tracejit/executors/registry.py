@@ -38,6 +38,7 @@ class Executor:
     name: str = ""
     allow_single_op_fusion: bool = False      # a region of one call (and its views) is worth a kernel
     max_region_ops: int = 400                 # calls of a region, views not counted
+    passes_over_long_rows: bool = False       # a region may reduce few, long rows and need them again
 
     def available(self) -> bool:
         """Has it what it needs? One that has not is not asked."""

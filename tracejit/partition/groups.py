@@ -45,7 +45,8 @@ class Group:
     @property
     def whole(self) -> bool:
         s = self.space
-        return s.reduced is not None and s.numel > WHOLE and s.rows < FEW_ROWS
+        few_and_long = s.reduced is not None and s.numel > WHOLE and s.rows < FEW_ROWS
+        return few_and_long and not getattr(self.executor, "passes_over_long_rows", False)
 
 
 class Membership:
