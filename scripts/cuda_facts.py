@@ -2,7 +2,7 @@
 
     python scripts/cuda_facts.py [--arch sm_90] [--markdown] [name ...]
 
-bytes: what the kernels load and store, each element of a kernel's operands once; least: arguments once and results once.
+bytes: what the kernels load and store, each element of a kernel's operands once, or as often as a later pass reads it again; least: arguments once and results once.
 registers, shared, spills: the most of any kernel, as ptxas says.
 """
 from __future__ import annotations
@@ -36,6 +36,12 @@ HEADLINES = [
              lambda: (torch.randn(10, 512, 1024).half(), torch.randn(1024).half(), torch.randn(1024).half())),
     Workload("sigmoid and digamma, alternating", sigmoid_digamma, lambda: (torch.rand(1024, 1024) + 0.5,)),
 ]
+
+# Rows as long as a block holds, and longer ones, by a block and shared; columns, which nobody holds.
+LONG_ROWS = [*(Workload(f"layer_norm ({rows}, {n:,})", lambda x: F.layer_norm(x, x.shape[-1:]), lambda rows=rows, n=n: (torch.randn(rows, n),))
+               for rows, n in [(64, 1 << 15), (64, 1 << 17), (4, 1 << 20)]),
+             Workload("softmax (4, 1,048,576)", lambda x: torch.softmax(x, -1), lambda: (torch.randn(4, 1 << 20),)),
+             Workload("softmax of columns (4096, 1024)", lambda x: torch.softmax(x, 0), lambda: (torch.randn(4096, 1024),))]
 
 
 def least_bytes(workload, args):
@@ -74,7 +80,7 @@ def main():
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
-    chosen = [w for w in [*HEADLINES, *WORKLOADS] if not options.names or any(n in w.name for n in options.names)]
+    chosen = [w for w in [*HEADLINES, *WORKLOADS, *LONG_ROWS] if not options.names or any(n in w.name for n in options.names)]
     heads = ["workload", "regions", "launches", "left to torch", "MB", "least MB", "ratio", "registers", "shared", "spills", "widest access"]
     print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
     for w in chosen:
