@@ -9,6 +9,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..ir.alike import metadata_key, structure_key
+from ..ir.results import Told
 from ..ir.symbol import Symbol
 from ..ir.trees import flat_leaves, map_leaves, with_leaves
 from ..torch_private import (FakeTensorMode, bare_tensor, decomposition_on_fakes, fake_over, has_fake_rule, new_fake,
@@ -92,6 +93,25 @@ def on_stand_ins(sym: Symbol, args: tuple, kwargs: dict, mode: FakeTensorMode) -
     if not _are_new(made, stands):
         return UNKNOWN
     return map_leaves(lambda o: new_fake(mode, *_metadata(o)[:3], tensors[0].device) if isinstance(o, torch.Tensor) else o, out)
+
+
+def on_paper(rule: Optional[Told], flat: list, mode: FakeTensorMode) -> Any:
+    """What the rule of a call says, as fakes; UNKNOWN where it says nothing. flat: the call's arguments as fakes."""
+    results = None if rule is None else rule.results
+    if results is None or any(isinstance(a, torch.Tensor) and a.constant is not None for a in flat):
+        return UNKNOWN
+    if not results:
+        return flat[0]
+    device = next(a.device for a in flat if isinstance(a, torch.Tensor))
+    made = tuple(None if r is None else new_fake(mode, *r, device) for r in results)
+    return made if len(made) > 1 else made[0]
+
+
+def note_results(rule: Optional[Told], sym: Symbol, flat: list, out: Any) -> None:
+    """What a call returned that was run, for those of its kind."""
+    made = [] if sym.returns_self else flat_leaves((out,))
+    if rule is not None and _are_new([o for o in made if isinstance(o, torch.Tensor)], flat):
+        rule.note(made)
 
 
 def on_view(sym: Symbol, args: tuple, kwargs: dict, mode: FakeTensorMode) -> Any:

@@ -17,12 +17,14 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from ..errors import UnsupportedError
 from ..ir import prims
 from ..ir.proxy import TensorConstant, TensorProxy, proxy_of, some_number
+from ..ir.results import told
 from ..ir.symbol import Symbol, aten_symbol
 from ..ir.trace import BoundSymbol, Modes, SourceLine
+from ..ir.trees import flat_leaves
 from ..torch_private import fake_of, is_composite, unseen_by_function_modes
 from .fakes import NEEDS_DATA, Fakes, is_fake, real_tensors
 from .hook import unprofiled
-from .known_calls import UNKNOWN, KnownCalls, each_kind_once, on_stand_ins, on_view
+from .known_calls import UNKNOWN, KnownCalls, each_kind_once, note_results, on_paper, on_stand_ins, on_view
 from .modes import operation_settings
 from .numbers import NEEDS_VALUE, NumberNode, number_of, refuse_unless_elementwise
 from .scratch import (layout_is_uncertain, raise_beyond_storage, raise_if_eager_refuses, raise_if_no_kernel, raise_if_no_view, real_strides,
@@ -214,16 +216,21 @@ class Recorder(TorchDispatchMode):
     def _on_fakes(self, func: Any, args: tuple, kwargs: dict, before: list, spec: Any) -> Any:
         """Run on fakes. Where fakes refuse, the real kernel decides, on scratch memory: its error is the program's own."""
         try:
-            foreach = func.__name__.startswith("_foreach_")
-            if foreach:
-                out = each_kind_once(func, args, kwargs, self.proxy)
-            else:
-                out = on_view(aten_symbol(func), args, kwargs, self.fakes.mode)
-                out = on_stand_ins(aten_symbol(func), args, kwargs, self.fakes.mode) if out is UNKNOWN else out
+            sym, flat = aten_symbol(func), flat_leaves((*args, *kwargs.values()))
+            rule = told(sym, *tree_unflatten(before, spec))
+            out = on_paper(rule, flat, self.fakes.mode)
             if out is not UNKNOWN:
                 return out
-            raise_if_no_view(func, before)
-            return func(*args, **kwargs)
+            if func.__name__.startswith("_foreach_"):
+                out = each_kind_once(func, args, kwargs, self.proxy)
+            else:
+                out = on_view(sym, args, kwargs, self.fakes.mode)
+                out = on_stand_ins(sym, args, kwargs, self.fakes.mode) if out is UNKNOWN else out
+            if out is UNKNOWN:
+                raise_if_no_view(func, before)
+                out = func(*args, **kwargs)
+            note_results(rule, sym, flat, out)
+            return out
         except NEEDS_DATA:
             raise
         except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError, AssertionError) as error:

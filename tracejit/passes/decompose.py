@@ -19,6 +19,7 @@ from ..errors import TraceError
 from ..ir import prims
 from ..ir.printer import bound_symbol_text
 from ..ir.proxy import TensorConstant, TensorProxy, proxy_of
+from ..ir.results import told
 from ..ir.symbol import SCHEMAS_THAT_LIE, Symbol, aten_symbol
 from ..ir.trace import BoundSymbol, Trace
 from ..ir.trees import flat_leaves, map_leaves
@@ -147,13 +148,23 @@ class _Recorder(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
-        sym = aten_symbol(func)
-        if sym.returns_self:
-            out = args[0]
-        else:
-            given, named = map_leaves(lambda a: 0.5 if number_of(a) is not None else a, (args, kwargs or {}))
-            out = func(*given, **named)
-        return out if self.recording.paused else self.recording.record(sym, args, kwargs or {}, out)
+        sym, kwargs = aten_symbol(func), kwargs or {}
+        out = args[0] if sym.returns_self else self.result(sym, args, kwargs)
+        return out if self.recording.paused else self.recording.record(sym, args, kwargs, out)
+
+    def result(self, sym: Symbol, args: tuple, kwargs: dict) -> Any:
+        """What a call returns that writes nothing: told by a rule, or by running it."""
+        rule = None if self.recording.paused else told(sym, *map_leaves(self.recording.proxy, (args, kwargs)))
+        results = None if rule is None else rule.results
+        if results is not None:
+            made = tuple(r and torch.empty_strided(r[0], r[1], dtype=r[2], device="meta") for r in results)
+            return made if len(made) > 1 else made[0]
+        given, named = map_leaves(lambda a: 0.5 if number_of(a) is not None else a, (args, kwargs))
+        out = sym.overload(*given, **named)
+        made = flat_leaves((out,))
+        if rule is not None and not any(isinstance(t, torch.Tensor) and t.untyped_storage()._cdata in self.recording.storages for t in made):
+            rule.note(made)
+        return out
 
 
 class _Declined(Exception):
