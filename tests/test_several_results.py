@@ -25,6 +25,11 @@ def one_that_keeps_nothing(w, x):
     return w.sum(), (w * x).sum()
 
 
+def a_trunk_that_keeps_nothing(w, x):
+    h = w + x
+    return h.exp(), h.sin(), h.expand(2, 3, 5)
+
+
 def sums_of_both(w, x):
     return w + x, w * 2, x.expand(2, 3, 5)
 
@@ -50,7 +55,7 @@ def written_views(w, x):
     return h, x + 1
 
 
-PROGRAMS = (apart, a_trunk, each_other, one_that_keeps_nothing, sums_of_both, a_custom_function, written_views)
+PROGRAMS = (apart, a_trunk, a_trunk_that_keeps_nothing, each_other, one_that_keeps_nothing, sums_of_both, a_custom_function, written_views)
 
 
 def one_after_another(results):
@@ -109,8 +114,22 @@ def of_the_first_detached(results):
     yield results[0].sum().backward()
 
 
+def the_first_written(results):
+    with torch.no_grad():
+        results[0].add_(1)
+    for r in results[::-1]:
+        yield r.sum().backward()
+
+
+def the_last_written(results):
+    with torch.no_grad():
+        results[-1].add_(1)
+    for r in results:
+        yield r.sum().backward(retain_graph=True)
+
+
 WAYS = (one_after_another, all_at_once, the_first_twice, the_last_twice, hooks_on_all, hooks_and_the_last, hooks_that_change,
-        gradients_retained, the_first_detached, of_the_first_detached)
+        gradients_retained, the_first_written, the_last_written, the_first_detached, of_the_first_detached)
 
 
 def outcome(function, way):
@@ -137,3 +156,41 @@ def test_several_results(program, way):
         for want, have in zip(gradients, got):
             assert (want is None) == (have is None) and (want is None or torch.allclose(want, have))
     assert compiled.replayed_because == ""
+
+
+def test_an_argument_that_is_detached_in_place_since():
+    def program(h, w):
+        return (h * w).sum(), w.sin()
+
+    compiled = tracejit.jit(program, fallback="error")
+    for function in (program, compiled, compiled):
+        h, w = leaf() * 1, leaf(seed=1)
+        results = function(h, w)
+        h.detach_()
+        results[1].sum().backward()
+        with pytest.raises(RuntimeError, match="saved tensor that has been detached in-place"):
+            results[0].backward()
+        h = leaf()
+        results = function(h, w)
+        h.detach_()
+        results[0].backward()                                  # a leaf may be
+
+
+def test_what_is_kept_is_freed_with_the_last_result_that_needs_it():
+    """The first backward pass frees what only it needs no sooner than eager, and all of it when nothing more can be asked."""
+    def program(w, x):
+        h = w + x
+        return h.exp(), h.sin()
+
+    compiled = tracejit.jit(program, fallback="error")
+    for together in (True, False):
+        w, x = leaf(), leaf(seed=1)
+        first, second = compiled(w, x)
+        node = first.grad_fn.next_functions[0][0]
+        if together:
+            (first + second).sum().backward()
+        else:
+            first.sum().backward()
+            assert node.own is not None
+            second.sum().backward()
+        assert node.own is None and not node.watched

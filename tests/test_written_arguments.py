@@ -393,3 +393,35 @@ def test_results_that_are_not_asked_for_give_no_gradient(asked):
         outcomes.append((w.grad, x.grad))
     for want, have in zip(*outcomes):
         assert (want is None) == (have is None) and (want is None or torch.allclose(want, have, **TOLERANCE))
+
+
+def test_a_second_derivative_is_refused_when_it_is_asked_for():
+    compiled = tracejit.jit(saves_its_result, fallback="error")
+    for ask in (lambda y, w: torch.autograd.grad(y.sum(), w, create_graph=True), lambda y, w: y.sum().backward(create_graph=True)):
+        w = leaf(seed=1)
+        result = compiled(leaf() * 1, w)
+        with pytest.raises(tracejit.UnsupportedError, match="a second derivative of a program that writes its arguments"):
+            ask(result, w)
+        result = compiled(leaf() * 1, w)
+        result.sum().backward()
+        assert w.grad is not None
+
+
+def test_an_argument_that_is_detached_in_place_since():
+    """Autograd minds where a later call has kept it, not where the call that wrote it has."""
+    def written_and_kept(b, w):
+        b.mul_(w)
+        return b * b
+
+    for program, minds in ((written_and_kept, True), (saves_its_result, True), (lambda b, w: b.exp_() + w, False)):
+        compiled = tracejit.jit(program, fallback="error")
+        for function in (program, compiled, compiled):
+            b, w = leaf() * 1, leaf(seed=1)
+            result = function(b, w)
+            b.detach_()
+            if minds:
+                with pytest.raises(RuntimeError, match="saved tensor that has been detached in-place"):
+                    result.sum().backward()
+            else:
+                result.sum().backward()
+        assert compiled.replayed_because == ""

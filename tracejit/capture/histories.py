@@ -102,12 +102,17 @@ def runs_once(node: Any) -> bool:
     return node.name() == "CopySlices" or bool(saved_by(node))
 
 
-def kept_as_made(results: list[torch.Tensor], inner: Iterable[int], history: set) -> tuple[int, ...]:
-    """Those of the `inner` results that a later node of a history keeps: autograd minds that they are detached in place."""
-    ends = {edge_of(results[n]): n for n in inner}
+def kept_as_made(ends: dict[tuple, int], history: set) -> tuple[int, ...]:
+    """Those of the `ends`, by their edges, that a later node of a history keeps: autograd minds that they are detached in place."""
     readers = [node for node in history if ends and any(edge in ends for edge in node.next_functions)]
     found = {ends.get(edge_of(t)) for node in readers for t in saved_by(node)}
     return tuple(sorted(found - {None}))
+
+
+def sharing(histories: list[set]) -> tuple[frozenset[int], ...]:
+    """For each history those, itself among them, with which it shares a node that runs once."""
+    once = functools.lru_cache(None)(runs_once)
+    return tuple(frozenset(m for m, other in enumerate(histories) if any(map(once, own & other))) for own in histories)
 
 
 def edge_of(t: Any) -> tuple:

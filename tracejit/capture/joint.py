@@ -19,7 +19,7 @@ from ..ir.symbol import SCHEMAS_THAT_LIE
 from ..ir.trace import NOWHERE, BoundSymbol, Trace
 from ..torch_private import run_backward
 from .fakes import NEEDS_DATA
-from .histories import (UNTOLD, Start, computed_from, groups, history, kept_as_made, leads_to, nodes, reached, runs_once, stage_numbers,
+from .histories import (UNTOLD, Start, computed_from, edge_of, groups, history, kept_as_made, leads_to, nodes, reached, sharing, stage_numbers,
                         summand_counts)
 from .recorder import Recorder
 from .result_views import ResultView, result_views
@@ -42,7 +42,7 @@ class Joint:
     inner: which of them others are computed from; retained: which keep their gradients; rebased: which of them are inputs, and
     which one, that the program writes with history; severed: the inputs among them whose history goes on without the one they came
     with; targets: what gradients are of: an input k, as it came, or the differentiable result n as -1 - n; summands: how many
-    gradients autograd adds up for each; read: the storages that the backward calls look at, and in which stages.
+    gradients autograd adds up for each; read: the storages that the backward calls look at, and for which tangents.
     """
 
     ops: Trace
@@ -68,7 +68,7 @@ class Joint:
 
     def saved(self, functional: Trace) -> dict[int, frozenset[int]]:
         """The visible storages, as the functionalized trace names them, of which eager keeps a tensor for backward, and for
-        which stages."""
+        which tangents."""
         both = zip(functional.output[:self.results], self.ops.output)
         results = {o.storage: self.read[recorded.storage] for o, recorded in both
                    if isinstance(o, TensorProxy) and recorded.storage in self.read}
@@ -87,8 +87,8 @@ class Recording:
         """`outputs`: the results as fakes and plain values; `inputs`: a fake for each input of `forward`, and how it came. Those
         whose history the program changes are results, too, after the others.
 
-        once: for each differentiable result, may its part of the history be gone through only once; held: which other results are
-        kept for its backward pass.
+        sharing: for each differentiable result those, itself among them, whose backward pass uses up what its own needs; held:
+        the targets (an input k, or the result n as -1 - n) that eager keeps as they were made for its backward pass.
         """
         self.recorder, self.inputs, self.starts = copy.copy(recorder), tuple(inputs), starts
         places = {len(outputs) + n: k for n, k in enumerate(_rebased(forward, inputs, starts))}
@@ -109,8 +109,10 @@ class Recording:
         self.inner = tuple(sorted(set().union(*self.before)))
         histories = reached(results, [self.came(k) for k in self.wanted])
         self.stages = stage_numbers(self.before, groups(histories))
-        self.once = tuple(any(map(runs_once, nodes)) for nodes in histories)
-        self.held = tuple(kept_as_made(results, self.inner, nodes) for nodes in histories)
+        self.sharing = sharing(histories)
+        ends = {edge_of(results[n]): -1 - n for n in self.inner}
+        ends |= {edge_of(inputs[k]): k for k in self.wanted if not inputs[k].is_leaf and k not in self.rebased.values()}
+        self.held = tuple(kept_as_made(ends, nodes) for nodes in histories)
         self.retained = tuple(n for n, r in enumerate(results) if r.retains_grad)
         self.summands = summand_counts(results, {k: self.came(k) for k in self.wanted} | {-1 - n: results[n] for n in self.inner})
         self.recorder.on_new_input = _refuse_real_tensor
@@ -145,7 +147,7 @@ class Recording:
                               output=(*forward.output, *gradients.values()))
         uncounted = {w.storage for b in forward.bound_symbols if b.sym.overload in SCHEMAS_THAT_LIE for w in b.written}
         stages = self.stages if staged else (0,) * len(self.stages)
-        read = {storage: found for storage, found in _read_by_stage(calls, dict(zip(proxies, stages))).items()
+        read = {storage: found for storage, found in _read_by_tangent(calls, proxies, stages).items()
                 if storage not in uncounted}                   # eager does not find such writes
         summands = tuple(self.summands.get(target, 1) for target in gradients)
         return Joint(ops, len(forward.output), self.differentiable, stages, self.inner, self.retained, self.rebased, self.severed,
@@ -264,9 +266,9 @@ def _viewed_apart(calls: tuple[BoundSymbol, ...], storage: int) -> bool:
                for b in calls[:max(writes, default=0)])
 
 
-def _read_by_stage(calls: list[BoundSymbol], stages: dict[TensorProxy, int]) -> dict[int, frozenset[int]]:
-    """The storages that backward calls read, and for the tangents of which stages. What depends on none is for those who read it."""
-    depends = {tangent: frozenset((stage,)) for tangent, stage in stages.items()}
+def _read_by_tangent(calls: list[BoundSymbol], tangents: list[TensorProxy], stages: tuple[int, ...]) -> dict[int, frozenset[int]]:
+    """The storages that backward calls read, and for which tangents. What depends on none is for those who read it."""
+    depends = {tangent: frozenset((n,)) for n, tangent in enumerate(tangents)}
     behind: dict[TensorProxy, frozenset[int]] = {}
     read: dict[int, frozenset[int]] = {}
     for b in calls:
@@ -277,7 +279,7 @@ def _read_by_stage(calls: list[BoundSymbol], stages: dict[TensorProxy, int]) -> 
             depends.update(dict.fromkeys(b.tensor_outputs, found))
         else:
             behind.update(dict.fromkeys(b.tensor_outputs, storages))
-    last = frozenset((max(stages.values()),))
+    last = frozenset(n for n, stage in enumerate(stages) if stage == max(stages))
     return dict.fromkeys(frozenset().union(*behind.values()), last) | read
 
 

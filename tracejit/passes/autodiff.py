@@ -24,13 +24,15 @@ from .remat import FREELY, is_view, may_run_again, minimum_cut
 @dataclass(frozen=True, eq=False)
 class Half:
     """A backward trace: `kept` (positions in `Halves.kept`) and `tangents` (positions) -> gradients of `targets` (positions);
-    `checked` (positions in `Halves.checked`): what else must not have been written."""
+    `checked` (positions in `Halves.checked`): what else must not have been written; `readers`: for each of those kept, then
+    checked, the tangents that need it unwritten."""
 
     trace: Trace
     kept: tuple[int, ...]
     checked: tuple[int, ...]
     tangents: tuple[int, ...]
     targets: tuple[int, ...]
+    readers: tuple[frozenset[int], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +64,7 @@ def split(trace: Trace, results: int, tangents: tuple[TensorProxy, ...], saved: 
     """
     Args:
         results: how many outputs are the forward pass's.
-        saved: the visible storages of which eager keeps a tensor for backward, and for which stages.
+        saved: the visible storages of which eager keeps a tensor for backward, and for which tangents.
         recompute: what may be computed again ("fused", "never", "always").
         stages: the stage of each tangent; a backward trace is made for each, by default one for all.
         summands: how many gradients autograd adds up for each output after the forward pass's: it goes on to do so, in the
@@ -259,7 +261,8 @@ class _Splitter:
         trace = Trace("backward", (*(kept[n] for n in used), *(self.tangents[n] for n in tangents)), tuple(order),
                       tuple(g for _, g in outputs), f"{self.trace.name}_backward", previous=self.trace.stage, notes=self.trace.notes)
         unread = tuple(n for n, stages in enumerate(checked.values()) if stage in stages)
-        return Half(below_autograd(trace), used, unread, tangents, tuple(target for target, _ in outputs))
+        readers = tuple(self.saved.get(p.storage, frozenset(tangents)) for p in (*(kept[n] for n in used), *(list(checked)[n] for n in unread)))
+        return Half(below_autograd(trace), used, unread, tangents, tuple(target for target, _ in outputs), readers)
 
     def copied(self, p: TensorProxy, names: Names, copies: list[BoundSymbol]) -> TensorProxy:
         """A private copy of memory that the user may write."""
@@ -280,7 +283,7 @@ class _Splitter:
         tensors: dict[int, TensorProxy] = {}
         for p in (*self.forward_results, *self.inputs):
             tensors.setdefault(p.storage, p)
-        found = {p: [s for s, storages in held.items() if s in self.saved.get(storage, ()) and storage not in storages]
+        found = {p: [s for s, storages in held.items() if storage not in storages and any(self.stages[n] == s for n in self.saved.get(storage, ()))]
                  for storage, p in tensors.items()}
         return {p: stages for p, stages in found.items() if stages}
 

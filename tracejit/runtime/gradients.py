@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Iterable, Optional, Sequence
 
 import torch
 
@@ -66,9 +66,12 @@ class Differentiable:
             if len(results) > 1:                               # autograd calls hooks of the results that are reached, not of all
                 results = map(node_of_its_own, results)
             made.update(zip(part.tangents, results))
-            if part.inner or part.held:
+            if part.inner:
                 call.ctx.inner = [weakref.ref(made[n]) for n in part.inner]
-                call.ctx.held = [weakref.ref(made[n]) for n in part.held]
+            if part.held:
+                call.ctx.held = [weakref.ref(made[-1 - t] if t < 0 else inputs[t]) for t, _ in part.held]
+            if part.several:
+                call.ctx.versions = [t._version for t in call.ctx.watched]
         for n in self.joint.retained:
             made[n].retain_grad()
         outputs = call.outputs[:self.results]
@@ -127,13 +130,22 @@ class Part:
         self.shared = [(n, k) for n, k in enumerate(self.kept) if k not in private]
         self.rebased = {n: k for n, k in joint.rebased.items() if n in self.tangents}
         self.inner = joint.inner if len(set(joint.stages)) == 1 else ()
-        self.held = tuple({m for n in self.tangents for m in joint.recording.held[n]})
-        self.once = bool(self.own) or any(joint.recording.once[n] for n in self.tangents)
+        held = [(t, n) for n in self.tangents for t in joint.recording.held[n]]
+        self.held = [(t, self.bits(n for u, n in held if u == t)) for t in dict.fromkeys(t for t, _ in held)]
+        self.several = len(self.tangents) > 1
+        self.sharing = [self.bits(joint.recording.sharing[n]) for n in self.tangents]
+        readers = [self.bits(tangents) for tangents in made.half.readers]
+        self.readers = [readers[n] for n, _ in self.shared] + readers[len(self.kept):]
+        self.once = bool(self.own) or any(self.sharing)
         self.every: tuple[Layout, ...] = tuple(t.stride for t in joint.tangents)
         self.proxies = [joint.tangents[n] for n in self.tangents]
         self.layouts: tuple[Layout, ...] = tuple(p.stride for p in self.proxies)
         self.order = made.half.targets
         self.programs: dict[tuple[Layout, ...], Callable] = {self.layouts: self._verifying(Program(made.traces[-1], True), self.layouts)}
+
+    def bits(self, results: Iterable[int]) -> int:
+        """Those among its own."""
+        return sum(1 << self.tangents.index(n) for n in set(results) if n in self.tangents)
 
     def merged(self, own: list, shared: tuple) -> list:
         kept: list = [None] * len(self.kept)
@@ -239,12 +251,16 @@ class _Function(torch.autograd.Function):
         extra = [torch.tensor(t, dtype=torch.float64) if type(t) is float else t for t in made[of.results:]]     # numbers
         if of.written:                                         # autograd tells no history of a view that this function makes
             extra = [t.detach() if t._is_view() else t for t in extra]
-        ctx.save_for_backward(*[extra[k] for _, k in part.shared], *[extra[of.kept + n] for n in part.checked])
+        shared = [*[extra[k] for _, k in part.shared], *[extra[of.kept + n] for n in part.checked]]
+        if part.several:                                       # each result by itself, which autograd does not know
+            ctx.watched = [t.detach() if t.grad_fn is not None else t for t in shared]
+        else:
+            ctx.save_for_backward(*shared)
         ctx.own = [extra[k] for _, k in part.own]
         ctx.set_materialize_grads(False)
-        ctx.of, ctx.part, ctx.inner, ctx.held, call.ctx = of, part, (), (), ctx
+        ctx.of, ctx.part, ctx.inner, ctx.held, ctx.spent, call.ctx = of, part, (), (), 0, ctx
         ctx.inputs = [t if t.is_leaf and t.requires_grad else weakref.ref(t) for t in inputs] if of.repeatable else []
-        ctx.versions = [t._version for t in inputs] if of.repeatable else []
+        ctx.came = [t._version for t in inputs] if of.repeatable else []
         written = {n: inputs[k] for n, k in part.rebased.items()}
         if written:
             ctx.mark_dirty(*written.values())
@@ -253,24 +269,45 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *tangents: Optional[torch.Tensor]) -> tuple:
         of, part = ctx.of, ctx.part
-        if all([t is None for t in tangents]):                 # reached by way of what other results are computed from
-            if part.once and not graph_is_kept():
-                ctx.own = None
+        reached = sum([1 << n for n, t in enumerate(tangents) if t is not None])
+        if not reached:                                        # by way of what other results are computed from
+            _used_up(ctx, -1)
             return (None, None, *[None] * (len(part.targets) + len(part.rebased)))
-        saved = ctx.saved_tensors if part.shared or part.checked else ()   # raises if one was written, or all are freed
+        saved = _unwritten(ctx, reached)
         if ctx.own is None:
             raise RuntimeError(_FREED)
         if any(t is not None and (t.retains_grad or t._backward_hooks) for t in (r() for r in ctx.inner)):
             raise UnsupportedError("a hook of a result, or its gradient retained, where other results are computed from it")
-        if any(t is not None and t.is_leaf for t in (r() for r in ctx.held)):
+        if any([t is not None and t.is_leaf and readers & reached for t, (_, readers) in zip([r() for r in ctx.held], part.held)]):
             raise RuntimeError(_DETACHED)
         if torch.is_grad_enabled():
             inputs = [t if isinstance(t, torch.Tensor) else t() for t in ctx.inputs]
-            return (None, None, *of.differentiable_gradients(part, inputs, ctx.versions, tangents))
+            return (None, None, *of.differentiable_gradients(part, inputs, ctx.came, tangents))
         kept = part.merged(ctx.own, saved)
-        if part.once and not graph_is_kept():
-            ctx.own = None
+        _used_up(ctx, reached)
         return (None, None, *part.gradients(kept, tangents), *[None] * len(part.rebased))
+
+
+def _unwritten(ctx: Any, reached: int) -> Sequence[torch.Tensor]:
+    """What is kept of memory that others have; RuntimeError if it is freed, or a reached result needs what was written."""
+    part = ctx.part
+    if not part.several:
+        return ctx.saved_tensors if part.shared or part.checked else ()
+    if any([reached >> n & 1 and ctx.spent & used for n, used in enumerate(part.sharing)]):
+        raise RuntimeError(_FREED)
+    for t, version, readers in zip(ctx.watched, ctx.versions, part.readers):
+        if readers & reached and t._version != version:
+            raise RuntimeError(f"{_WRITTEN}: [{t.dtype} {list(t.shape)}] is at version {t._version}; expected version {version} instead")
+    return ctx.watched
+
+
+def _used_up(ctx: Any, reached: int) -> None:
+    """Free what is kept once every result has been gone through, or can be no more; it is autograd that frees what it saved."""
+    part = ctx.part
+    if part.once and not graph_is_kept():
+        ctx.spent |= reached
+        if not part.several or all([ctx.spent & used for used in part.sharing]):
+            ctx.own, ctx.watched = None, ()
 
 
 class _AsItCame(torch.autograd.Function):
@@ -320,6 +357,7 @@ class _UsedUp(torch.autograd.Function):
         raise RuntimeError(_FREED)
 
 
+_WRITTEN = "one of the variables needed for gradient computation has been modified by an inplace operation"
 _DETACHED = ("Trying to use a saved tensor that has been detached in-place, i.e. with .detach_(). This is not supported, please use "
              "out-of-place `.detach()` instead")
 _FREED = (f"{USED_UP} (or directly access saved tensors after they have already been freed). Saved intermediate values "
