@@ -12,7 +12,7 @@ import torch
 import tracejit
 from tracejit.__main__ import main
 from tracejit.errors import TraceError
-from tracejit.inspection import graph as graph_module
+from tracejit.inspection import graph as graph_module, html
 from tracejit.inspection.kernels import in_bytes
 from tracejit.inspection.samples import copies_sharing_memory, sample_inputs
 
@@ -295,3 +295,30 @@ def test_kernels_report_themselves_when_they_are_asked_to(monkeypatch, capsys):
     ranges = [e.key for e in profile.key_averages() if e.key.startswith("cpu_region")]
     assert len(ranges) == 2 and all("test_inspection.py:" in r for r in ranges)
     assert compiled.kernels[0].source
+
+
+# ------------------------------------------------------------ as a browser shows it
+
+def luminance(colour):
+    """Relative, of `#rrggbb`, as WCAG 2 defines it."""
+    parts = [int(colour[n:n + 2], 16) / 255 for n in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return sum(weight * p for weight, p in zip((0.2126, 0.7152, 0.0722), linear))
+
+
+@pytest.mark.parametrize("colours", [html._LIGHT, html._DARK], ids=["light", "dark"])
+def test_text_has_the_contrast_that_wcag_asks_for_on_every_background(colours):
+    for text in ("fg", "dim"):
+        for ground in ("bg", "head", "copy", "add", "del"):
+            low, high = sorted((luminance(colours[text]), luminance(colours[ground])))
+            assert (high + 0.05) / (low + 0.05) >= 4.5, (text, ground)
+
+
+@pytest.mark.compiler
+def test_the_long_parts_of_a_page_are_folded_at_first():
+    told = tracejit.explain(many_regions, torch.randn(8, 8), torch.randn(8, 8) / 8)
+    text = html.page("many", told._repr_html_())
+    found = re.findall(r'<details class="fold"( open|)><summary class="note">([^<]* \(\d+\))<', text)
+    folds = {title: state for state, title in found}
+    assert folds["kernels (40)"] == folds["sources (40)"] == "" and folds["one by one (1)"] == " open"
+    assert '<meta name="color-scheme" content="light dark">' in text

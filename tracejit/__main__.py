@@ -15,6 +15,7 @@ import torch
 
 from .api import explain
 from .executors.disk_cache import DiskCache
+from .inspection.html import page
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -51,7 +52,7 @@ def _explain(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if given.html is None:
         print(told)
     else:
-        given.html.write_text(f"<!doctype html><meta charset=utf-8><title>{given.function}</title>{told._repr_html_()}")
+        given.html.write_text(page(given.function, told._repr_html_()))
     return 0
 
 

@@ -378,7 +378,7 @@ def explain(fn: Callable, *args: Any, **kwargs: Any) -> Explanation:
     ...     x[0] = 1
     ...     return torch.exp(x) * 2
     >>> tracejit.explain(tracejit.jit(f, executors=["cpu"]), torch.zeros(4, 4)).summary
-    '2 kernels, 0 calls one by one, 1 writes, 1 compiled entries'
+    '2 kernels, 0 calls one by one, 1 write, 1 compiled entry'
     """
     from .inspection.explain import explanation
     known = _compiled(fn)

@@ -7,8 +7,10 @@ from typing import Iterator, Sequence
 
 from ..executors.registry import Executor
 from ..ir.trace import BoundSymbol, Trace, walk
-from .html import framed, trace_html
+from .html import folded, framed, trace_html
 from .kernels import Kernel, in_bytes, kernels_of, moved
+
+MOST_OPEN = 20               # a longer part of a page is folded at first
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,9 @@ class Explanation:
     def summary(self) -> str:
         if self.eager:
             return f"runs eagerly: {self.eager}"
-        return (f"{len(self.kernels)} kernels, {sum(u.count for u in self.unfused)} calls one by one, "
-                f"{len(self.copies)} writes, {self.entries} compiled entries")
+        single = _counted(sum(u.count for u in self.unfused), "call")
+        return (f"{_counted(len(self.kernels), 'kernel')}, {single} one by one, {_counted(len(self.copies), 'write')}, "
+                f"{_counted(self.entries, 'compiled entry', 'compiled entries')}")
 
     def __str__(self) -> str:
         parts = [f"{self.name}: {self.summary}"]
@@ -87,8 +90,10 @@ class Explanation:
         return f"<explanation of {self.name}: {self.summary}>"
 
     def _repr_html_(self) -> str:
-        body = [_html_table(title, columns, rows) for title, columns, rows in self.tables() if rows]
-        body += [_folded(f"source of {k.name}: {', '.join(k.lines)}", k.source) for k in self.kernels if k.shows_source]
+        body = [_section(title, len(rows), _html_table(columns, rows)) for title, columns, rows in self.tables() if rows]
+        sources = [folded(f"source of {k.name}: {', '.join(k.lines)}", f"<pre>{escape(k.source)}</pre>")
+                   for k in self.kernels if k.shows_source]
+        body += [_section("sources", len(sources), "".join(sources))] if sources else []
         body += [trace_html(t) for t in self.traces[-1:]]
         return framed(self.name, self.summary, body)
 
@@ -141,11 +146,15 @@ def _aligned(columns: tuple[str, ...], rows: list[tuple]) -> list[str]:
     return ["  " + "  ".join(cell.ljust(w) for cell, w in zip(r, widths)).rstrip() for r in table]
 
 
-def _folded(title: str, text: str) -> str:
-    return f'<details><summary class="note">{escape(title)}</summary><pre>{escape(text)}</pre></details>'
+def _counted(count: int, one: str, many: str = "") -> str:
+    return f"{count} {one if count == 1 else many or one + 's'}"
 
 
-def _html_table(title: str, columns: tuple[str, ...], rows: list[tuple]) -> str:
+def _section(title: str, count: int, content: str) -> str:
+    return folded(f"{title} ({count})", content, unfolded=count <= MOST_OPEN)
+
+
+def _html_table(columns: tuple[str, ...], rows: list[tuple]) -> str:
     head = "".join(f"<th>{escape(c)}</th>" for c in columns)
     lines = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in r) + "</tr>" for r in rows)
-    return f"<table><caption class=\"note\">{escape(title)}</caption><tr>{head}</tr>{lines}</table>"
+    return f"<table><tr>{head}</tr>{lines}</table>"

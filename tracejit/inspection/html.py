@@ -15,18 +15,22 @@ from ..ir.trace import BoundSymbol, Trace, walk
 
 _NAME = re.compile(r"(?<![\w.'\"])[A-Za-z_]\w*(?![\w'\"=])")
 _KNOWN_COLOURS = ("cpu", "cupy", "torch")
-_LIGHT = {"bg": "#ffffff", "fg": "#1f2328", "dim": "#6e7781", "line": "#d8dee4", "head": "#f6f8fa", "cpu": "#1a7f37",
+_LIGHT = {"bg": "#ffffff", "fg": "#1f2328", "dim": "#59636e", "line": "#d8dee4", "head": "#f6f8fa", "cpu": "#1a7f37",
           "cupy": "#8250df", "torch": "#8c959f", "other": "#0969da", "copy": "#fff3d6", "add": "#dafbe1", "del": "#ffe2e0"}
-_DARK = {"bg": "#0d1117", "fg": "#e6edf3", "dim": "#8b949e", "line": "#30363d", "head": "#161b22", "cpu": "#3fb950",
+_DARK = {"bg": "#0d1117", "fg": "#e6edf3", "dim": "#9da7b1", "line": "#30363d", "head": "#161b22", "cpu": "#3fb950",
          "cupy": "#bc8cff", "torch": "#6e7681", "other": "#58a6ff", "copy": "#3b2e10", "add": "#12361f", "del": "#4a1d1b"}
 _RULES = """
 .tj{background:var(--tj-bg);color:var(--tj-fg);border:1px solid var(--tj-line);border-radius:6px;font-size:12px;
  line-height:1.5;max-width:100%;overflow:hidden;margin:4px 0;text-align:left}
 .tj summary{cursor:pointer}
-.tj .body>details{margin:4px 10px}
+.tj .fold{margin:4px 10px;overflow-x:auto}
+.tj .fold>:not(summary){margin-left:0}
+.tj .fold .fold{margin-left:12px}
 .tj .head{background:var(--tj-head);padding:4px 10px;font-weight:600;overflow-wrap:anywhere}
 .tj .head span,.tj .note{color:var(--tj-dim);font-weight:400}
-.tj .body{max-height:70vh;overflow:auto;padding:4px 0}
+.tj .body{max-height:70vh;overflow:auto;padding:4px 0;container-type:inline-size}
+.tj .tj{margin:4px 10px}
+.tj .tj .body{max-height:none}
 .tj .row{display:grid;grid-template-columns:3.2em minmax(0,1fr) minmax(0,15em) minmax(0,12em);gap:0 10px;padding:0 10px;
  border-left:4px solid transparent;font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 .tj .row>*{overflow-wrap:anywhere;white-space:pre-wrap}
@@ -37,13 +41,15 @@ _RULES = """
 .tj details.region[open]>summary .num::before{content:"\\25BE "}
 .tj .inner .code{padding-left:18px}
 .tj .line{grid-template-columns:minmax(0,1fr)}
-.tj caption{text-align:left}
+@container (max-width:640px){.tj .row:not(.line){grid-template-columns:3.2em minmax(0,1fr) auto}
+ .tj .row:not(.line) .code{grid-column:2/4} .tj .shape{grid-column:2} .tj .where{grid-column:3}}
 .tj .copy{background:var(--tj-copy)}
 .tj .add{background:var(--tj-add)}
 .tj .del{background:var(--tj-del)}
 .tj abbr{text-decoration:none;border-bottom:1px dotted var(--tj-dim);cursor:help}
 .tj table{border-collapse:collapse;margin:4px 10px;color:inherit}
-.tj td,.tj th{border:1px solid var(--tj-line);padding:2px 8px;text-align:left;overflow-wrap:anywhere;background:var(--tj-bg)}
+.tj td,.tj th{border:1px solid var(--tj-line);padding:2px 8px;text-align:left;background:var(--tj-bg)}
+.tj th{white-space:nowrap}
 .tj pre{background:var(--tj-head);color:inherit;padding:6px 10px;margin:4px 10px;overflow:auto;max-height:50vh}
 """
 
@@ -63,6 +69,18 @@ def framed(title: str, note: str, body: Iterable[str], *, unfolded: bool = True)
     """A box with a heading that folds what is in it."""
     return (f'{STYLE}<div class="tj"><details{" open" * unfolded}><summary class="head">{escape(title)} '
             f'<span>{escape(note)}</span></summary><div class="body">{"".join(body)}</div></details></div>')
+
+
+def folded(title: str, content: str, *, unfolded: bool = False) -> str:
+    """A part of a box, below a line that folds it."""
+    return f'<details class="fold"{" open" * unfolded}><summary class="note">{escape(title)}</summary>{content}</details>'
+
+
+def page(title: str, content: str) -> str:
+    """A whole document, which is as long as what is in it."""
+    return (f'<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+            f'<meta name="color-scheme" content="light dark"><title>{escape(title)}</title>'
+            f"<style>body{{font-family:system-ui,sans-serif}}.tj .body.body{{max-height:none}}</style>{content}")
 
 
 def trace_html(trace: Trace) -> str:
