@@ -17,6 +17,7 @@ from .schedules import Body, Writer, write
 
 GRAIN = 384 << 10            # bytes and operations below which another thread costs more than it brings
 MOST_THREADS = 64
+PRELUDES = ("prelude.c", "functions.c", "doubles.c")
 
 
 class CpuDialect(Dialect):
@@ -33,15 +34,11 @@ class CpuDialect(Dialect):
     index_type = "i64"
     math = "__builtin_"
     not_positive = {"exp": "exp_low"}
-    # there is inline vector code for these; the rest call the C library
-    own_double = frozenset({"exp", "exp2", "expm1", "log", "log1p", "sin", "cos", "tanh", "atanh", "hypot"})
-    own = frozenset({"exp", "exp_low", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "sinh",
-                     "cosh", "tanh", "asin", "acos", "atan", "atan2", "asinh", "acosh", "atanh", "erf", "erfc", "hypot",
-                     "pow"})
 
     def function(self, op: str, kind: str) -> str:
-        own = {"f": self.own, "d": self.own_double}.get(kind, ())
-        return f"tj_{op}_{kind}" if op in own else super().function(op, kind)
+        """The inline vector code for it, where the preludes have it, or else the C library's."""
+        own = f"tj_{op}_{kind}"
+        return own if any(own in names for names, _ in _prelude(*PRELUDES)[1]) else super().function(op, kind)
 
     def load(self, dtype: torch.dtype, at: str) -> str:
         spelled = {torch.bfloat16: "tj_from_bf16({})", torch.float16: "tj_from_f16({})", torch.bool: "({} != 0)"}
@@ -154,14 +151,14 @@ def _prelude(*names: str) -> tuple[str, list[tuple[frozenset[str], str]]]:
     helpers = []
     for chunk in chunks[1:]:
         listed = re.findall(r"\btj_\w+", " ".join(re.findall(r"/\*(.*?)\*/", chunk)))
-        defined = re.findall(r"^(?:EW [\w ]*?|static const double )\*?(tj_\w+)", chunk, re.M)
+        defined = re.findall(r"^(?:EW [\w ]*?|static const double )\*?(tj_\w+)[\[(]", chunk, re.M)
         helpers.append((frozenset(listed or defined), re.sub(r"\s*/\*.*?\*/", "", chunk)))
     return chunks[0], helpers
 
 
 def with_helpers(text: str, *preludes: str) -> str:
     """The text below exactly the helpers that it calls."""
-    base, helpers = _prelude(*(preludes or ("prelude.c", "functions.c")))
+    base, helpers = _prelude(*(preludes or PRELUDES))
     needed, waiting = set(), set(re.findall(r"\btj_\w+", text))
     while waiting:
         name = waiting.pop()

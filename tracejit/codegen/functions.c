@@ -1,4 +1,4 @@
-/* Functions of real numbers, each in a form that vectorizes: of floats (in double where that is exact enough), then of doubles. */
+/* Functions of floats, each in a form that vectorizes (in double where that is exact enough), and remainders. */
 
 /* Remainders, and again for quotients below 2^52, which are exact but for one too many. tj_fmod_f( tj_fmod_d( tj_mod_f( tj_mod_d( tj_div_floor_f( tj_div_floor_d( tj_fmod_near_f( tj_fmod_near_d( tj_mod_near_f( tj_mod_near_d( tj_div_floor_near_f( tj_div_floor_near_d( */
 #define REMAINDERS(t, s, f) \
@@ -20,8 +20,6 @@
 REMAINDERS(float, f, f) REMAINDERS(double, d, )
 
 EW float tj_lerp_f(float s, float e, float w) { int near = __builtin_fabsf(w) < 0.5f; return __builtin_fmaf(near ? w : w - 1, e - s, near ? s : e); }
-
-EW double tj_lerp_d(double s, double e, double w) { int near = __builtin_fabs(w) < 0.5; return __builtin_fma(near ? w : w - 1, e - s, near ? s : e); }
 
 EW float tj_exp_poly(float r) {                                      /* exp(r), |r| <= 0.347 */
   float p = __builtin_fmaf(__builtin_fmaf(0x1.a1b5460000000p-13f, r, 0x1.6d96ce0000000p-10f), r, 0x1.1110800000000p-7f);
@@ -209,89 +207,7 @@ EW float tj_tanh_f(float x) {
   return a < 0.625f ? near : x != x ? x : __builtin_copysignf(far, x);
 }
 
-EW double tj_two_to(double n) { return tj_double_of((tj_bits_of_double(n + 0x1.8p52) + 1023) << 52); }       /* whole, -1022 <= n <= 1023 */
-
-EW double tj_exp_tail_d(double r) {                                  /* exp(r) - 1 - r, |r| <= 0.347 */
-  double p = 1. / 6227020800;
-  p = __builtin_fma(p, r, 1. / 479001600); p = __builtin_fma(p, r, 1. / 39916800); p = __builtin_fma(p, r, 1. / 3628800);
-  p = __builtin_fma(p, r, 1. / 362880); p = __builtin_fma(p, r, 1. / 40320); p = __builtin_fma(p, r, 1. / 5040);
-  p = __builtin_fma(p, r, 1. / 720); p = __builtin_fma(p, r, 1. / 120); p = __builtin_fma(p, r, 1. / 24);
-  p = __builtin_fma(p, r, 1. / 6); p = __builtin_fma(p, r, 0.5);
-  return p * (r * r);
-}
-
-EW double tj_exp_d(double x) {
-  double y = x > 710. ? 710. : x; y = y < -746. ? -746. : y;
-  double n = __builtin_fma(y, 1.4426950408889634, 0x1.8p52) - 0x1.8p52, h = (n * 0.5 + 0x1.8p52) - 0x1.8p52;
-  double r = __builtin_fma(n, -0x1.abc9e3b39803fp-56, __builtin_fma(n, -0x1.62e42fefa39efp-1, y));
-  return (1. + (r + tj_exp_tail_d(r))) * tj_two_to(h) * tj_two_to(n - h);
-}
-
-EW double tj_exp2_d(double x) {                                      /* as exp, and x less a whole number is exact */
-  double y = x > 1025. ? 1025. : x; y = y < -1080. ? -1080. : y;
-  double n = (y + 0x1.8p52) - 0x1.8p52, h = (n * 0.5 + 0x1.8p52) - 0x1.8p52, d = y - n, r = d * 0x1.62e42fefa39efp-1;
-  double low = __builtin_fma(d, 0x1.abc9e3b39803fp-56, __builtin_fma(d, 0x1.62e42fefa39efp-1, -r));
-  return (1. + (r + (tj_exp_tail_d(r) + low))) * tj_two_to(h) * tj_two_to(n - h);
-}
-
-EW double tj_expm1_d(double x) {
-  double y = x > 710. ? 710. : x; y = y < -50. ? -50. : y;
-  double n = __builtin_fma(y, 1.4426950408889634, 0x1.8p52) - 0x1.8p52, half = tj_two_to(n - 1.);
-  double q = __builtin_fma(n, -0x1.62e42fefa39efp-1, y), r = __builtin_fma(n, -0x1.abc9e3b39803fp-56, q);
-  double low = __builtin_fma(n, -0x1.abc9e3b39803fp-56, q - r), e = tj_exp_tail_d(r);         /* of r, and of the result */
-  double sum = half - 0.5, a = __builtin_fma(half, r, sum), lost = __builtin_fma(half, r, sum - a);
-  double v = 2. * (a + __builtin_fma(half, e + low, lost));
-  return __builtin_fabs(x) < 0x1p-54 ? x : v;
-}
-
-EW double tj_hypot_d(double x, double y) {                           /* scaled by a power of two where squares would not be normal */
-  double a = __builtin_fabs(x), b = __builtin_fabs(y), most = a > b ? a : b;
-  double scale = most > 0x1p500 ? 0x1p-600 : most < 0x1p-400 ? 0x1p600 : 1., back = most > 0x1p500 ? 0x1p600 : most < 0x1p-400 ? 0x1p-600 : 1.;
-  double s = a * scale, t = b * scale, v = __builtin_sqrt(__builtin_fma(s, s, t * t)) * back;
-  return (a == __builtin_inf()) | (b == __builtin_inf()) ? __builtin_inf() : v;
-}
-
-EW double tj_tanh_d(double x) {                                      /* e / (e + 2), and what the sum and the quotient lost */
-  double a = __builtin_fabs(x), e = tj_expm1_d(2. * (a > 22. ? 22. : a)), d = e + 2., q = 1. / d, t = e * q;
-  t = __builtin_fma(__builtin_fma(-t, (2. - d) + e, __builtin_fma(-t, d, e)), q, t);
-  return x != x ? x : __builtin_copysign(t, x);
-}
-
-EW double tj_log_core_d(double f, double n, double low) {            /* log(1 + f) + n log 2 + low, -0.293 <= f < 0.4143 */
-  double s = f / (2. + f), z = s * s, half = 0.5 * f * f, p = 2. / 23;
-  p = __builtin_fma(p, z, 2. / 21); p = __builtin_fma(p, z, 2. / 19); p = __builtin_fma(p, z, 2. / 17); p = __builtin_fma(p, z, 2. / 15);
-  p = __builtin_fma(p, z, 2. / 13); p = __builtin_fma(p, z, 2. / 11); p = __builtin_fma(p, z, 2. / 9); p = __builtin_fma(p, z, 2. / 7);
-  p = __builtin_fma(p, z, 2. / 5); p = __builtin_fma(p, z, 2. / 3);
-  double t = __builtin_fma(s, __builtin_fma(p, z, half), __builtin_fma(n, 0x1.abc9e3b39803fp-56, low)) - half;
-  return __builtin_fma(n, 0x1.62e42fefa39efp-1, f + t);
-}
-
-EW double tj_log_d(double x) {
-  double y = x < 0x1p-1022 ? x * 0x1p54 : x;                         /* denormals */
-  u64 u = tj_bits_of_double(y), t = u - 0x3fe6a09e00000000ul;
-  double n = (double)((i64)t >> 52) - (x < 0x1p-1022 ? 54. : 0.), f = tj_double_of(u - (t & 0xfff0000000000000ul)) - 1.;
-  double v = tj_log_core_d(f, n, 0.);
-  v = x == 0 ? -__builtin_inf() : v; v = x < 0 ? __builtin_nan("") : v;
-  return (x == __builtin_inf()) | (x != x) ? x : v;
-}
-
-EW double tj_log1p_d(double x) {
-  double y = 1. + x, c = x < 1. ? x - (y - 1.) : 1. - (y - x);       /* what the sum lost */
-  u64 u = tj_bits_of_double(y), t = u - 0x3fe6a09e00000000ul;
-  double n = (double)((i64)t >> 52), f = n == 0 ? x : tj_double_of(u - (t & 0xfff0000000000000ul)) - 1.;
-  double v = tj_log_core_d(f, n, n == 0 ? 0. : c / y);
-  v = y == 0 ? -__builtin_inf() : v; v = y < 0 ? __builtin_nan("") : v; v = x == 0 ? x : v;
-  return (y == __builtin_inf()) | (y != y) ? y : v;
-}
-
-EW double tj_atanh_d(double x) {
-  double a = __builtin_fabs(x), w = 0.5 * tj_log1p_d(2. * a / (1. - a));
-  return __builtin_fabs(x) < 0x1p-54 ? x : __builtin_copysign(w, x);
-}
-
 EW float tj_sigmoid_f(float x) { float e = tj_exp_low_f(-__builtin_fabsf(x)); return (x < 0 ? e : 1.f) / (1.f + e); }
-
-EW double tj_sigmoid_d(double x) { double e = tj_exp_d(-__builtin_fabs(x)); return (x < 0 ? e : 1.) / (1. + e); }
 
 typedef struct { double r; i64 q; } tj_angle; /* tj_angle( */
 
@@ -353,38 +269,6 @@ EW float tj_tan_f(float x) { return tj_tan_of(x, tj_reduce(x)); }
 
 EW float tj_tan_near_f(u32 *far, float x) { *far |= tj_is_far(x); return tj_tan_of(x, tj_reduce_near(x)); }
 
-EW tj_angle tj_reduce_near_d(double x) {                /* as of floats; |x| < 2^26 */
-  double whole = x * 0x1.45f306dc9c883p-1 + 0x1.8p52, k = whole - 0x1.8p52;
-  double r = __builtin_fma(k, -0x1.921fb54442d18p+0, x); r = __builtin_fma(k, -0x1.1a62633145c07p-54, r);
-  tj_angle out = {r, (i64)tj_bits_of_double(whole) & 3};
-  return out;
-}
-
-EW double tj_sin_core_d(double r) {
-  double z = r * r, p = 1. / 355687428096000;
-  p = __builtin_fma(p, z, -1. / 1307674368000); p = __builtin_fma(p, z, 1. / 6227020800); p = __builtin_fma(p, z, -1. / 39916800);
-  p = __builtin_fma(p, z, 1. / 362880); p = __builtin_fma(p, z, -1. / 5040); p = __builtin_fma(p, z, 1. / 120);
-  return __builtin_fma(__builtin_fma(p, z, -1. / 6) * z, r, r);
-}
-
-EW double tj_cos_core_d(double r) {
-  double z = r * r, h = 0.5 * z, one = 1. - h, p = -1. / 6402373705728000;
-  p = __builtin_fma(p, z, 1. / 20922789888000); p = __builtin_fma(p, z, -1. / 87178291200); p = __builtin_fma(p, z, 1. / 479001600);
-  p = __builtin_fma(p, z, -1. / 3628800); p = __builtin_fma(p, z, 1. / 40320); p = __builtin_fma(p, z, -1. / 720);
-  return one + __builtin_fma(__builtin_fma(p, z, 1. / 24), z * z, (1. - one) - h);
-}
-
-EW double tj_sin_of_d(double x, tj_angle a) { double r = a.r, v = a.q & 1 ? tj_cos_core_d(r) : tj_sin_core_d(r); return x == 0 ? x : a.q & 2 ? -v : v; }
-
-EW double tj_cos_of_d(tj_angle a) { double r = a.r, v = a.q & 1 ? tj_sin_core_d(r) : tj_cos_core_d(r); return (a.q + 1) & 2 ? -v : v; }
-
-/* tj_sin_d( tj_sin_near_d( tj_cos_d( tj_cos_near_d( */
-EW int tj_is_far_d(double x) { return (__builtin_fabs(x) >= 0x1p26) & (__builtin_fabs(x) < __builtin_inf()); }
-EW double tj_sin_d(double x) { return __builtin_sin(x); }
-EW double tj_cos_d(double x) { return __builtin_cos(x); }
-EW double tj_sin_near_d(u32 *far, double x) { *far |= tj_is_far_d(x); return tj_sin_of_d(x, tj_reduce_near_d(x)); }
-EW double tj_cos_near_d(u32 *far, double x) { *far |= tj_is_far_d(x); return tj_cos_of_d(tj_reduce_near_d(x)); }
-
 EW float tj_pow_f(float x, float y) {
   double l = tj_log_wide(__builtin_fabs((double)x)), e = (double)y * l;
   e = y == 0 ? 0. : e;
@@ -428,19 +312,10 @@ EW float tj_gelu_bf16(float v) {                                     /* of bfloa
   return v * (v < 0 ? e : 1.f - e);
 }
 
-EW double tj_gelu_d(double v) { return v * 0.5 * (1. + __builtin_erf(v * 0.70710678118654752440)); }
-
 EW float tj_gelu_tanh_f(float v) { float c = v * v * v, in = 0.7978845608028654f * (v + 0.044715f * c); return 0.5f * v * (1.f + tj_tanh_f(in)); }
-
-EW double tj_gelu_tanh_d(double v) { double c = v * v * v, in = 0.7978845608028654 * (v + 0.044715 * c); return 0.5 * v * (1. + tj_tanh_d(in)); }
 
 EW float tj_gelu_backward_f(float g, float v) {
   float cdf = tj_normal_cdf_f(v), pdf = 0.3989422804014327f * tj_exp_f(v * v * -0.5f);
-  return g * (cdf + v * pdf);
-}
-
-EW double tj_gelu_backward_d(double g, double v) {
-  double cdf = 0.5 * (1. + __builtin_erf(v * 0.70710678118654752440)), pdf = 0.3989422804014327 * tj_exp_d(v * v * -0.5);
   return g * (cdf + v * pdf);
 }
 
@@ -449,19 +324,8 @@ EW float tj_gelu_tanh_backward_f(float g, float v) {
   return g * (0.5f * right + left * (1.f - t * t) * (0.7978845608028654f * (1.f + 3.f * 0.044715f * s)));
 }
 
-EW double tj_gelu_tanh_backward_d(double g, double v) {
-  double s = v * v, t = tj_tanh_d(0.7978845608028654 * (v + 0.044715 * (s * v))), left = 0.5 * v, right = 1. + t;
-  return g * (0.5 * right + left * (1. - t * t) * (0.7978845608028654 * (1. + 3. * 0.044715 * s)));
-}
-
 EW float tj_silu_backward_f(float g, float v) { float s = tj_sigmoid_f(v); return g * s * (1.f + v * (1.f - s)); }
-
-EW double tj_silu_backward_d(double g, double v) { double s = tj_sigmoid_d(v); return g * s * (1. + v * (1. - s)); }
 
 EW float tj_softplus_f(float x, float b, float t) { return x * b > t ? x : tj_log1p_f(tj_exp_f(x * b)) / b; }
 
-EW double tj_softplus_d(double x, double b, double t) { return x * b > t ? x : tj_log1p_d(tj_exp_d(x * b)) / b; }
-
 EW float tj_elu_f(float x, float n, float p, float i) { return x < 0 ? tj_expm1_f(x * i) * n : x * p; }
-
-EW double tj_elu_d(double x, double n, double p, double i) { return x < 0 ? tj_expm1_d(x * i) * n : x * p; }
