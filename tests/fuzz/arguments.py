@@ -20,6 +20,7 @@ LARGE = ((10, (640, 1024)), (8, (3, 300007)), (6, (1000003,)), (4, (33, 32771)),
 CHANGING = (0.5, 0.25, 1.5, -0.75, 0.0, 1e5)                     # an input of the program from its second value on
 SCALARS = ((70, ()), (22, (2, 2, 0.5, 3, -1, True)), (8, CHANGING))
 OTHER_SIZES = (1, 2, 3, 5, 7, 9, 17, 33, 64, 0)
+BACKWARD = ("together", "together", "each", "twice", "hooks", "written", "detached")
 SEPARATE, SAME, POOL = "separate", "same object", "a view of the pool"
 
 
@@ -138,7 +139,7 @@ def _pack(signature: Signature, number: int, tape: Tape) -> tuple[str, ...]:
 
 
 def _after(signature: Signature, tape: Tape, options: Options) -> tuple[str, ...]:
-    lines = ["call.backward(result)"] if options.grad else []
+    lines = [f"call.backward(result, {tape.pick(BACKWARD)!r})"] if options.grad else []
     if tape.chance(35):
         lines.append(f"call.poke(result, {tape.below(4)})")
     if signature.outer and tape.chance(25):

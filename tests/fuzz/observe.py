@@ -90,19 +90,30 @@ class Observer:
             error = raised
         self._record(f"write into result {self.calls - 1}", {}, error)
 
-    def backward(self, result: Any) -> None:
-        """Sum everything differentiable in a result and run backward; gradients show on the leaves."""
-        tensors = [leaf for _, leaf in leaves_of(result, "") if isinstance(leaf, torch.Tensor)]
-        tensors = [t for t in tensors if t.requires_grad]
-        if not tensors:
-            return
+    def backward(self, result: Any, way: str = "together") -> None:
+        """Run backward from what is differentiable in a result; gradients show on the leaves.
+
+        way: "together", from the sum of all; "each", one after another; "twice"; "hooks", from the last alone, with hooks on all;
+        "written", from each after the first was written; "detached", from each after the arguments were detached in place.
+        """
+        tensors = [leaf for _, leaf in leaves_of(result, "") if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        tensors = list({id(t): t for t in tensors}.values())
+        called: list[int] = []
         error = None
         try:
-            terms = [torch.view_as_real(t).sum() if t.is_complex() else t.sum() for t in tensors]
-            sum(terms[1:], terms[0]).backward()
+            for n, t in enumerate(tensors if way == "hooks" else ()):
+                t.register_hook(lambda g, n=n: called.append(n))
+            with torch.no_grad():
+                tensors[0].add_(1) if way == "written" and tensors else None
+            arguments = [t for name, value in self.watched.items() if name.startswith("argument") for _, t in leaves_of(value, "")]
+            for t in arguments if way == "detached" else ():
+                t.detach_() if isinstance(t, torch.Tensor) and not t._is_view() and not t.is_leaf else None
+            for loss in _losses([t for t in tensors if t.requires_grad], way):
+                loss.backward()
         except RuntimeError as raised:
             error = raised
-        self._record(f"backward {self.calls - 1}", {}, error)
+        if tensors:
+            self._record(f"backward {self.calls - 1}", {"hooks called": sorted(called)}, error)
 
     def finish(self) -> list[Moment]:
         self._record("the end", {}, None)
@@ -115,6 +126,15 @@ class Observer:
         named = [item for name, value in self.watched.items() for item in leaves_of(value, name)]
         frozen = {path: freeze(leaf) for name, value in seen.items() for path, leaf in leaves_of(value, name)}
         self.moments.append(Moment(label, frozen, sharing(named), torch.get_rng_state(), error))
+
+
+def _losses(tensors: list[torch.Tensor], way: str) -> list[torch.Tensor]:
+    terms = [torch.view_as_real(t).sum() if t.is_complex() else t.sum() for t in tensors]
+    if way in ("each", "written", "detached"):
+        return terms
+    if way == "hooks":
+        return terms[-1:]
+    return [sum(terms[1:], terms[0])] * (2 if way == "twice" else 1) if terms else []
 
 
 def leaves_of(value: Any, path: str) -> Iterator[tuple[str, Any]]:
