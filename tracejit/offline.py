@@ -187,7 +187,7 @@ def _moved(captured: Capture, device: torch.device) -> Capture:
     def moved(x: Any) -> Any:
         if isinstance(x, TensorProxy):
             if x not in proxies:
-                proxies[x] = replace(x, device=device)
+                proxies[x] = x if x.number else replace(x, device=device)
             return proxies[x]
         return device if isinstance(x, torch.device) and x.type == "cpu" else x
 

@@ -13,13 +13,15 @@ import os
 import re
 import subprocess
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
+import numpy
 import torch
 
 from tracejit.codegen.cuda_source import CudaSource, Launch
+from tracejit.executors.cupy import passed
 from tracejit.ir.proxy import TensorProxy
 
 HERE = Path(__file__).parent
@@ -53,8 +55,8 @@ def translated(text: str) -> str:
     for name, parameters in re.findall(r"__global__ void __launch_bounds__\([\d, ]+\) (\w+)\((.*?)\) \{", text):
         table = re.search(rf"struct {name}_table {{(.*?)}};", text)
         listed = table[1].replace(";", ",").strip(", ") if table else parameters
-        types = [re.match(r"(const )?(.*?) \*(?:__restrict__ )?(\w+)(\[\d+\])?$", p).groups() for p in listed.split(", ")]
-        checked = [f"shim::Pointer<{constant or ''}{t}> {p}{size or ''}" for constant, t, p, size in types]
+        types = [re.match(r"(const )?(.*?) (\*?)(?:__restrict__ )?(\w+)(\[\d+\])?$", p).groups() for p in listed.split(", ")]
+        checked = [f"{_checked(c, t, star)} {p}{size or ''}" for c, t, star, p, size in types]
         if table:
             text = text.replace(table[0], f"struct {name}_table {{ {'; '.join(checked)}; }};")
             text = re.sub(r"^  (const )?([\w ]+?) \*(?:__restrict__ )?(\w+) = of\.", r"  shim::Pointer<\1\2> \3 = of.", text, flags=re.M)
@@ -81,28 +83,40 @@ template <int N, class T, class V> void tj_write(shim::Pointer<T> p, const V &v)
 """
 
 
+def _checked(constant: str, t: str, star: str) -> str:
+    """The type of a parameter: a pointer whose accesses are checked, or a value."""
+    return f"shim::Pointer<{constant or ''}{t}>" if star else t
+
+
 def _synchronizes(text: str, name: str) -> bool:
     body = text[text.index(f" {name}("):].split('extern "C" __global__')[0]
     return bool(re.search(r"__sync|tj_across|tj_block", body))
 
 
 def _entry(name: str, types: list, synchronizes: bool, table: bool) -> str:
-    """Buffers come by parameter, then by copy."""
+    """Buffers come by parameter, then by copy; a value as memory that holds it."""
     lines = []
-    for n, (c, t, p, _) in enumerate(types):
+    for n, (c, t, star, p, _) in enumerate(types):
+        if not star:
+            wrong = f'return snprintf(message, 400, "{p} takes %d bytes, and %d are passed", (int)sizeof({t}), (int)at.bytes)'
+            lines += [f"{t} *m{n} = ({t} *)alloca(grid.y * sizeof({t}));",
+                      f"for (unsigned c = 0; c < grid.y; c++) {{ shim::Buffer &at = b[{n} * grid.y + c]; "
+                      f"if (at.bytes != sizeof({t})) {wrong}; m{n}[c] = *({t} *)at.start; }}"]
+            continue
         kind = f"shim::Memory<{c or ''}{t}>"
         memory = f"{{({c or ''}{t} *)at.start, at.bytes / (int64_t)sizeof({t}), &at, shim::shadows_of(at, sizeof({t})), \"{p}\"}}"
         lines += [f"{kind} *m{n} = ({kind} *)alloca(grid.y * sizeof({kind}));",
                   f"for (unsigned c = 0; c < grid.y; c++) {{ shim::Buffer &at = b[{n} * grid.y + c]; m{n}[c] = {memory}; }}"]
     if table:
         lines.append(f"{name}_table of = {{}};")
-        lines += [f"for (unsigned c = 0; c < grid.y; c++) of.{p}[c] = {{&m{n}[c], 0}};" for n, (_, _, p, _) in enumerate(types)]
+        lines += [f"for (unsigned c = 0; c < grid.y; c++) of.{p}[c] = {f'{{&m{n}[c], 0}}' if star else f'm{n}[c]'};"
+                  for n, (_, _, star, p, _) in enumerate(types)]
         lines.append("void *a[] = {&of};")
         given = f"*({name}_table *)a[0]"
     else:
         lines.append(f"void *a[] = {{{', '.join(f'm{n}' for n in range(len(types)))}}};")
-        given = ", ".join(f"shim::Pointer<{c or ''}{t}>{{(const shim::Memory<{c or ''}{t}> *)a[{n}], 0}}"
-                          for n, (c, t, _, _) in enumerate(types))
+        given = ", ".join(f"{_checked(c, t, star)}{{(const shim::Memory<{c or ''}{t}> *)a[{n}], 0}}" if star else f"*({t} *)a[{n}]"
+                          for n, (c, t, star, _, _) in enumerate(types))
     body = "\n  ".join(lines)
     return f"""extern "C" int launch_{name}(shim::Buffer *b, shim::Id grid, unsigned width, const shim::Options *o, char *message) {{
   {body}
@@ -173,10 +187,10 @@ class Counts:
 
 def run_region(code: CudaSource, region, args, order="numbered", seed=1, text=None) -> tuple[list[torch.Tensor], Counts]:
     """The region's results for these arguments, which are CPU tensors laid out as its proxies say. What it writes, it writes."""
-    storages: dict[int, torch.UntypedStorage] = {}
+    storages: dict[int, torch.UntypedStorage | float] = {}
     for p, t in zip(region.args, args):
         if isinstance(p, TensorProxy):
-            storages.setdefault(p.storage, t.untyped_storage())
+            storages.setdefault(p.storage, t.item() if p.number else t.untyped_storage())
     for s, root in code.made.items():
         t = torch.empty_strided(root.shape, root.stride, dtype=root.dtype)
         t.untyped_storage().copy_(torch.UntypedStorage(t.untyped_storage().nbytes()).fill_(0xff))
@@ -192,6 +206,11 @@ def _launch(lib, launch: Launch, storages, scratch, counts: Counts, order, seed)
     table, keep = (_Buffer * len(launch.buffers))(), []
     for n, (b, offset) in enumerate(zip(launch.buffers, launch.offsets)):
         p = launch.parameters[n // launch.copies]
+        if p.number:
+            (value,) = passed([storages[b.storage]], replace(launch, parameters=(p,)))
+            keep.append(numpy.array(value))
+            table[n] = _Buffer(keep[-1].ctypes.data, keep[-1].nbytes, None, None)
+            continue
         if b is not None:
             storage = storages[b.storage]
             start, nbytes, size, key = storage.data_ptr(), storage.nbytes(), b.dtype.itemsize, (b.storage, b.dtype)

@@ -176,6 +176,8 @@ class Writer:
         known = True if guard is None else self.truth(guard)
         if known is False:
             return "0"
+        if self.k.buffers[buffer].number and self.d.numbers_by_value:
+            return self.pointers[buffer]
         at = self.d.load(e.dtype, f"{self.pointers[buffer]}[{self.index(index)}]")
         return at if known else f"({self._known(guard)} ? {at} : 0)"
 

@@ -108,6 +108,7 @@ class Region:
         self.producer: dict[int, Call] = {}
         self.roots: dict[int, TensorProxy] = {}                # the first name of each storage that is made here
         self.stores: dict[int, list[Call]] = {}                # copy_ calls by the storage that they write
+        self.numbers = {p.storage for c in calls for p in c.tensors if p.number}
         for c in calls:
             if c.is_store:
                 self.stores.setdefault(c.tensors[0].storage, []).append(c)

@@ -5,7 +5,7 @@ warp and a block do (`cuda_schedules`, `cuda_rows`, `cuda_columns`), are the dia
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Optional
 
 import torch
@@ -29,6 +29,7 @@ class CudaDialect(Dialect):
               torch.int32: "int", torch.int16: "short", torch.int8: "signed char", torch.uint8: "u8", torch.bool: "u8"}
     register = {**memory, torch.bfloat16: "float", torch.float16: "float", torch.bool: "bool"}
     letter = {"float": "f", "double": "d", "i64": "l", "int": "i", "short": "h", "signed char": "b", "u8": "u", "bool": "B"}
+    numbers_by_value = True
     primitives = {
         **PRIMITIVES, "rsqrt": "rsqrt{f}({0})", "isinf.real": "isinf({0})", "isfinite.real": "isfinite({0})",
         "add.int": "({w}){0} + ({w}){1}", "sub.int": "({w}){0} - ({w}){1}", "mul.int": "({w}){0} * ({w}){1}",      # integers wrap
@@ -71,7 +72,8 @@ SMALL, LARGE = CudaDialect("int"), CudaDialect("i64")
 
 @dataclass(frozen=True)
 class Parameter:
-    """A pointer: memory of a buffer, or scratch memory of `count` elements that the launches of a region share."""
+    """A pointer to memory of a buffer, or to scratch memory of `count` elements that the launches of a region share; or the value
+    of a Python float."""
 
     ctype: str
     name: str
@@ -80,7 +82,13 @@ class Parameter:
     count: int = 0
 
     @property
+    def number(self) -> bool:
+        return self.buffer is not None and self.buffer.number
+
+    @property
     def text(self) -> str:
+        if self.number:
+            return f"const {self.ctype} {self.name}"
         return f"const {self.ctype} *__restrict__ {self.name}" if self.constant else f"{self.ctype} *{self.name}"
 
 
@@ -99,7 +107,8 @@ class Function:
         head = f'extern "C" __global__ void __launch_bounds__({self.bounds}) {name}'
         if not table:
             return f"{head}({', '.join(p.text for p in self.parameters)}) {{\n{self.body}\n}}"
-        rows = " ".join(f"{'const ' if p.constant else ''}{p.ctype} *{p.name}[{table}];" for p in self.parameters)
+        rows = " ".join(f"{'const ' if p.constant and not p.number else ''}{p.ctype} {'' if p.number else '*'}{p.name}[{table}];"
+                        for p in self.parameters)
         own = "\n".join(f"  {p.text} = of.{p.name}[blockIdx.y];" for p in self.parameters)
         return f"struct {name}_table {{ {rows} }};\n{head}(const __grid_constant__ {name}_table of) {{\n{own}\n{self.body}\n}}"
 
@@ -133,7 +142,9 @@ def _largest(index: Index) -> int:
 
 
 def narrow(k: Kernel) -> None:
-    """Sums that the table makes in double for the CPU, which has it for nothing, are made in float."""
+    """Sums that the table makes in double for the CPU, which has it for nothing, are made in float; Python's floats are rounded
+    to it before they are passed."""
+    k.buffers = {n: replace(b, dtype=torch.float32) if b.number else b for n, b in k.buffers.items()}
     for e in k.expressions:
         if e.dtype is torch.float64:
             e.dtype = torch.float32

@@ -23,8 +23,8 @@ from .nests import Nests
 class Launch:
     """`grid` x `copies` blocks of `block` threads of function `name`: the same work on as many sets of tensors.
 
-    It takes addresses: of a buffer's memory, or (None) of the scratch memory `offset` bytes from its start; for each parameter,
-    those of its copies. table: 0: each is an argument; else they are one argument, a table of so many a parameter. Index 0
+    It takes addresses: of a buffer's memory, or (None) of the scratch memory `offset` bytes from its start; and the values of Python
+    floats; for each parameter, those of its copies. table: 0: each is an argument; else they are one argument, a table of so many a parameter. Index 0
     of a buffer is its storage's first element.
     """
 
@@ -57,7 +57,8 @@ class CudaSource:
 def cuda_source(region: BoundSymbol, aligned: bool = True, note: Optional[Note] = None) -> CudaSource:
     """Raises CannotLower when some call has no lowering. note: as of `lower`."""
     nests = Nests(region, SHARING, note=note)
-    wide = any(p.dtype is torch.float64 for b in region.subsymbols for p in (*b.tensor_args, *b.tensor_outputs))
+    wide = any(p.dtype is torch.float64 for b in region.subsymbols for p in (*b.tensor_args, *b.tensor_outputs)
+               if not p.number)
     texts = _Texts(wide, aligned)
     launches = [launch for together in batches([k for _, k in nests.kernels], texts.key)
                 for launch in texts.launches(together)]

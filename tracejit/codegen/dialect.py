@@ -24,6 +24,7 @@ class Dialect:
     stream: str = ""                                           # (to, from, bytes): stores past the caches
     prefetch: str = ""                                         # asks for the line of an address
     index_type: str = "long long"
+    numbers_by_value: bool = False                             # a Python float is a parameter, not memory
 
     def load(self, dtype: torch.dtype, at: str) -> str:
         return at

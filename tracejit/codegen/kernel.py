@@ -59,6 +59,7 @@ class Buffer:
     storage: int
     dtype: torch.dtype
     written: bool = False
+    number: bool = False                 # a Python float
 
 
 @dataclass(eq=False)

@@ -342,7 +342,8 @@ class _Scheduler:
     # ------------------------------------------------------------ buffers
 
     def _buffers(self) -> dict[str, Buffer]:
-        found = {e.extra[0]: Buffer(e.extra[0], _storage(e.extra[0]), e.dtype) for e in self.loads}
+        numbers = self.evaluation.region.numbers
+        found = {e.extra[0]: Buffer(e.extra[0], _storage(e.extra[0]), e.dtype, number=_storage(e.extra[0]) in numbers) for e in self.loads}
         for s in self.stores:
             found[s.buffer] = Buffer(s.buffer, _storage(s.buffer), s.value.dtype, True)
         return found

@@ -32,6 +32,7 @@ from .registry import Executor
 if TYPE_CHECKING:                                              # opened when there is a CUDA region
     from ..codegen.cuda_source import CudaSource, Launch
 
+_FORMATS = {"float": "f4", "double": "f8"}                     # of Python floats
 ALIGNED = 16                 # bytes that every buffer must begin at a multiple of
 LONGEST = 400                # instructions of one region: twenty-five sines take NVRTC about two seconds
 
@@ -200,11 +201,12 @@ class CudaRegion:
         tensors = [*given, *(device.empty_strided(*layout) for layout in plan.made)]
         scratch = device.empty_strided((self.source.scratch,), (1,), torch.uint8).data_ptr() if self.source.scratch else 0
         starts = [tensors[n].data_ptr() - before for n, before in plan.starts]
+        numbers = {s: given[n].item() for s, n in plan.numbers.items()}
         program, stream = self._program_for(starts), device.stream()
         for launch, function in zip(program.source.launches, program.functions):
-            addresses = [starts[plan.number[b.storage]] if b is not None else scratch + offset
-                         for b, offset in zip(launch.buffers, launch.offsets)]
-            arguments = (packed(addresses, launch),) if launch.table else tuple(addresses)
+            values = [scratch + offset if b is None else numbers[b.storage] if b.number else starts[plan.number[b.storage]]
+                      for b, offset in zip(launch.buffers, launch.offsets)]
+            arguments = (packed(values, launch),) if launch.table else passed(values, launch)
             function((launch.grid, launch.copies, 1), (launch.block, 1, 1), arguments, 0, stream)
         if plan.written:
             increment_version([tensors[n] for n in plan.written])
@@ -219,12 +221,22 @@ class CudaRegion:
         return self._scalar
 
 
-def packed(addresses: list[int], launch: Launch) -> Any:
-    """The table of a launch as CuPy passes structures by value: a NumPy array of one element."""
+def passed(values: list, launch: Launch) -> tuple:
+    """Arguments as CuPy passes them: addresses as they are, Python floats in the type that the kernel takes."""
+    if not any(p.number for p in launch.parameters):
+        return tuple(values)
     import numpy
-    table = numpy.zeros((len(launch.parameters), launch.table), numpy.uint64)
-    table[:, :launch.copies] = numpy.array(addresses, numpy.uint64).reshape(-1, launch.copies)
-    return table.reshape(-1).view(numpy.dtype((numpy.void, table.nbytes)))
+    return tuple(numpy.dtype(_FORMATS[p.ctype]).type(v) if p.number else v for p, v in zip(launch.parameters, values))
+
+
+def packed(values: list, launch: Launch) -> Any:
+    """The table of a launch as CuPy passes structures by value: a NumPy array of one element, laid out as in C."""
+    import numpy
+    fields = [(p.name, _FORMATS[p.ctype] if p.number else "u8", (launch.table,)) for p in launch.parameters]
+    table = numpy.zeros(1, numpy.dtype(fields, align=True))
+    for n, p in enumerate(launch.parameters):
+        table[p.name][0, :launch.copies] = values[n * launch.copies:(n + 1) * launch.copies]
+    return table.view(numpy.dtype((numpy.void, table.nbytes)))
 
 
 class _Program:
@@ -238,7 +250,7 @@ class _Program:
 
 class _Plan:
     """Which tensor holds which storage. starts: (tensor, bytes before its data) of each; made: layouts of what is allocated;
-    written: arguments whose versions go up, so that autograd sees the write."""
+    written: arguments whose versions go up, so that autograd sees the write; numbers: Python floats, by storage."""
 
     def __init__(self, region: BoundSymbol, source: CudaSource) -> None:
         roots = list(source.made.values())
@@ -249,8 +261,9 @@ class _Plan:
         self.starts: list[tuple[int, int]] = []
         written = {w.storage for w in region.written}
         self.written = [n for n, p in enumerate(region.args) if p.storage in written]
+        self.numbers = {p.storage: n for n, p in enumerate(region.args) if p.number}
         for n, p in enumerate(self.proxies):
-            if p.storage not in self.number:
+            if p.storage not in self.number and not p.number:
                 self.number[p.storage] = len(self.starts)
                 self.starts.append((n, p.bytes.offset if p.numel else 0))
 

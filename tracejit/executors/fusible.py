@@ -32,6 +32,8 @@ def why_not_lowered(b: BoundSymbol, device: str = "cpu", dialect: str = "") -> s
         return "" if _can_store(b) else "the destination of the copy has another shape or dtype, or overlaps itself or the value"
     if b.written or b.sym.overload is not None and b.sym.overload.namespace != "aten":
         return "it writes memory in a way of its own" if b.written else "no kernel is known for a custom op"
+    if (dialect or device) != "cpu" and b.sym.numbers:
+        return "Python's arithmetic on floats is the host's"
     call = call_of(b)
     if call.is_view:
         same = all(o.dtype is a.dtype for o in b.tensor_outputs for a in b.tensor_args if a.storage == o.storage)
@@ -43,6 +45,8 @@ def why_not_lowered(b: BoundSymbol, device: str = "cpu", dialect: str = "") -> s
 
 def _odd_tensor(b: BoundSymbol, device: str) -> str:
     for p in (*b.tensor_args, *b.tensor_outputs):
+        if p.number and p not in b.tensor_outputs:             # by value, to any device
+            continue
         if p.device.type != device or p.dtype not in DTYPES:
             return f"{p!r} is on {p.device}" if p.dtype in DTYPES else f"no kernels hold {p.dtype}"
         if not p.numel or p.conj or p.neg:
