@@ -88,9 +88,9 @@ def test_the_stream_is_asked_at_every_launch(tmp_path, device):
 
 
 def test_kernels_take_nothing_but_pointers():
-    """Numbers are part of the text: no float can go as a double."""
+    """Numbers that are known when they are made are part of the text."""
     lowered = tracejit.lower(lambda x: (x * 0.5).sum() + 3, torch.randn(200_000))
-    assert all(p.ctype and (p.buffer is not None or p.count) for k in lowered.kernels for launch in k.launches for p in launch.parameters)
+    assert all(" *" in p.text and (p.buffer is not None or p.count) for k in lowered.kernels for launch in k.launches for p in launch.parameters)
 
 
 def test_memory_that_is_not_aligned_takes_the_scalar_kernels(tmp_path, device):

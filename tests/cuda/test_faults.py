@@ -88,12 +88,6 @@ def test_a_float_computed_in_double():
     assert not clean.doubles and found.doubles
 
 
-def test_a_parameter_that_is_no_pointer():
-    kernel = lowered(lambda x: x * 2, torch.randn(64))
-    with pytest.raises(AttributeError):
-        shim.translated(changed(kernel, "float *a1)", "float *a1, double scale)"))
-
-
 def test_registers_that_spill():
     kernel = lowered(lambda x: torch.softmax(x, -1), torch.randn(64, 4096))
     text = changed(kernel, "__launch_bounds__(256, 3)", "__launch_bounds__(256, 8)")
