@@ -144,6 +144,67 @@ def test_results_of_every_shape(way):
                 assert (a is x) == (b is x) and (torch.equal(a, b) if isinstance(b, torch.Tensor) else a == b)
 
 
+def nothing(a, b):
+    a.add_(b)
+
+
+ONE_CALL = {"operator": lambda a, b: a + b, "named": lambda a, b: torch.add(a, b, alpha=3), "constants": lambda a, b: b.sum([0, 1], True),
+            "in place": lambda a, b: a.mul_(b), "of both": lambda a, b: (a, torch.matmul(b, a), 7), "no public name": lambda a, b: torch.relu(a),
+            "nothing": nothing, "two results": lambda a, b: b.max(0), "a list": lambda a, b: torch.cat([a, b])}
+
+
+@pytest.mark.parametrize("program", ONE_CALL)
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_program_of_one_operation(way, program, grad):
+    fn = ONE_CALL[program]
+    jfn, mine = jitted(fn), torch.randn(4, 4)
+    theirs = mine.clone()
+    for _ in range(4):
+        b = torch.randn(4, 4, requires_grad=grad)
+        with torch.set_grad_enabled(grad):
+            got, want = (f(x.clone() if grad else x, b) for f, x in ((jfn, mine), (fn, theirs)))
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+        for x, y in zip(*(torch.utils._pytree.tree_leaves(r) for r in (got, want))):
+            assert getattr(x, "requires_grad", None) == getattr(y, "requires_grad", None)
+        assert torch.equal(mine, theirs) and (got is mine) == (want is theirs)
+    assert in_c(jfn) == (2 if way == "c" else 0)
+
+
+def test_one_operation_is_called_without_a_program_around_it():
+    jfn = jitted(lambda a, b: torch.add(a, b, alpha=2))
+    jfn(torch.ones(3), torch.ones(3))
+    (table,) = jfn._tables.values()
+    (group,) = table.groups.values()
+    (entry,) = group.entries.values()
+    assert entry.call.run is torch.add and entry.call.names == ("alpha",) and entry.call.single
+
+
+def test_an_error_of_one_operation_shows_the_users_line(way):
+    def program(x):
+        return torch.linalg.cholesky(x)
+    jfn, x = jitted(program), torch.eye(3)
+    for _ in range(3):
+        assert torch.equal(jfn(x), x)
+    with pytest.raises(torch.linalg.LinAlgError) as raised:
+        jfn(-x)
+    assert [frame.name for frame in traceback.extract_tb(raised.tb)][1:] == ["program"]
+
+
+def test_a_value_that_is_put_at_a_position_is_not_viewed_first(way):
+    def program(cache, at, value):
+        cache[:, at] = value
+    jfn = jitted(program)
+    for at, shape in [([1], (1, 1, 3)), ([0, 2], (1, 2, 3)), ([0, 2], (2, 2, 3)), ([3], (3,)), ([True, False, True, False], (1, 1, 1)),
+                      ([1], (1, 1, 1, 3)), ([[1, 0]], (1, 1, 1, 3)), ([[1, 0]], (1, 1, 1, 1, 3))]:
+        mine, theirs, value = torch.zeros(2, 4, 3), torch.zeros(2, 4, 3), torch.randn(shape)
+        for _ in range(3):
+            jfn(mine, torch.tensor(at), value), program(theirs, torch.tensor(at), value)
+            assert torch.equal(mine, theirs)
+    jfn = jitted(program)
+    jfn(torch.zeros(2, 4, 3), torch.tensor([1]), torch.randn(1, 1, 3))
+    assert not [b for b in jfn.last_traces[-1].bound_symbols if b.sym.packet == "view"]
+
+
 # ------------------------------------------------------------ state
 
 def test_globals_and_cells_are_seen_to_change(way, monkeypatch):

@@ -20,7 +20,7 @@ from .passes.cse import cse
 from .passes.dce import dce
 from .passes.functionalize import functionalize
 from .passes.inplace_check import inplace_check
-from .passes.short_views import short_views
+from .passes.short_views import short_views, whole_values
 from .passes.versions import versions
 from .runtime.instrument import TOPICS, instrument
 
@@ -176,7 +176,7 @@ def fusing_stages(executors: Sequence[Executor]) -> tuple[tuple[Stage, ...], ...
     from .partition.regions import partition                   # what no call needs without a fuser
     from .passes.decompose import decompose, unroll
     placing = (("partition", lambda trace: short_views(partition(trace, executors))),)
-    return (("unroll", unroll),), (("decompose", decompose),), placing
+    return (("unroll", unroll),), (("decompose", lambda trace: whole_values(decompose(trace))),), placing
 
 
 def run_stages(stages: Sequence[Stage], traces: list[Trace]) -> None:

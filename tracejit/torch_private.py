@@ -76,6 +76,11 @@ def _find_optional(path: str) -> Any:
     return found
 
 
+def without_frame(overload: torch._ops.OpOverload) -> Callable:
+    """What an overload calls, a function in C, where it has one."""
+    return getattr(overload, "_op", overload) if type(overload) is torch._ops.OpOverload else overload
+
+
 empty_strided: Optional[Callable] = _find_optional("_C._dynamo.guards._empty_strided_cpu")       # (sizes, strides, dtype)
 # The address of a C function `void *(PyObject *)` that returns a tensor's data_ptr().
 tensor_data_function: Optional[int] = _find_optional("_C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr")

@@ -29,11 +29,13 @@ _TORCH_LITERALS = (torch.dtype, torch.layout, torch.memory_format)
 
 @dataclass
 class Scope:
-    """Names that the text uses besides its own."""
+    """Names that the text uses besides its own. called: what is called for a function, by a name bound here; None: the function itself,
+    by its public path."""
 
     names: dict[str, Any] = field(default_factory=lambda: {"torch": torch, "inf": math.inf, "nan": math.nan})
     taken: dict[int, str] = field(default_factory=dict)
     reserved: frozenset[str] = frozenset()
+    called: Optional[Callable[[Callable], Callable]] = None
 
     def bind(self, value: Any, hint: str, plain: bool = False) -> str:
         """A name for `value`; plain: `hint` itself where it is free."""
@@ -99,6 +101,8 @@ def value_text(x: Any, scope: Scope) -> str:
 
 def callable_text(fn: Callable, name: str, scope: Scope) -> str:
     """How the text calls `fn`: by its public path where that resolves to it, else by a name bound in the scope."""
+    if scope.called is not None:
+        return scope.bind(scope.called(fn), name.replace("::", "_").replace(".", "_"), plain=True)
     if isinstance(fn, torch._ops.OpOverload) and not keyword.iskeyword(fn._overloadname):
         return value_text(fn, scope)
     path = public_path(fn)
@@ -180,15 +184,16 @@ def mode_contexts(modes: Modes, base: Modes) -> list[str]:
     return contexts
 
 
-def trace_source(trace: Trace, *, annotate: bool = True, handed_over: bool = False) -> tuple[str, dict[str, Any], dict[int, BoundSymbol]]:
+def trace_source(trace: Trace, *, annotate: bool = True, handed_over: bool = False,
+                 called: Optional[Callable] = None) -> tuple[str, dict[str, Any], dict[int, BoundSymbol]]:
     """(text, scope, calls): `exec(text, scope)` defines the function `trace.name`, taking the inputs and returning the
     flat outputs; `calls` says which call stands on a line (counted from 1).
 
     annotate: add the user's lines and metadata as comments. handed_over: it takes one list of the inputs, and empties it, so that
-    each is gone after its last use.
+    each is gone after its last use. called: as in `Scope`; each call stands on the same lines.
     """
     reserved = {p.name for b in trace.bound_symbols for p in b.tensor_outputs} | {p.name for p in trace.inputs} | {trace.name}
-    scope, base, calls = Scope(reserved=frozenset(reserved)), trace.notes.get("modes", Modes()), {}
+    scope, base, calls = Scope(reserved=frozenset(reserved), called=called), trace.notes.get("modes", Modes()), {}
     lines, dying, current = [_signature(trace)], last_uses(trace, handed_over), base
     if handed_over:
         lines = [f"def {trace.name}(inputs):", f"    [{', '.join(p.name for p in trace.inputs)}] = inputs", "    inputs.clear()"]

@@ -6,6 +6,9 @@ In: the trace that runs. Out: the same, where
   - views that nothing uses are gone.
 A detached view of an argument that requires gradients stays one: under `no_grad`, too, views require what they view requires.
 Guaranteed: every other call reads and writes the same bytes, under names of the same layout.
+
+`whole_values` comes before that: a value that is put at indices is broadcast there, so that it need not be stripped of its leading
+sizes of 1, as `x[:, i] = value` does.
 """
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ from ..ir.trees import map_leaves
 
 # Views that do not require gradients, whatever they view.
 _WITHOUT_HISTORY = (torch.ops.aten.detach.default, torch.ops.aten.view.dtype)
+_PUTS = (torch.ops.aten.index_put_.default, torch.ops.aten.index_put.default)
 # By its public name, which is the cheapest to call.
 AS_STRIDED = replace(aten_symbol(torch.ops.aten.as_strided.default), fn=torch.as_strided)
 
@@ -52,6 +56,34 @@ def short_views(trace: Trace) -> Trace:
                 b = replace(b, sym=AS_STRIDED, args=(root, list(view.shape), list(view.stride), view.offset), kwargs={})
         calls.append(b)
     return trace.replace(bound_symbols=tuple(_used(calls, trace)))
+
+
+def whole_values(trace: Trace) -> Trace:
+    viewed: dict[TensorProxy, TensorProxy] = {}
+    calls = []
+    for b in trace.bound_symbols:
+        parent = _viewed(b)
+        if parent is not None:
+            viewed[b.output] = parent
+        if b.sym.opaque:
+            viewed.clear()
+        calls.append(_with_whole_value(b, viewed) if b.sym.overload in _PUTS else b)
+    return trace.replace(bound_symbols=tuple(calls))
+
+
+def _with_whole_value(put: BoundSymbol, viewed: dict[TensorProxy, TensorProxy]) -> BoundSymbol:
+    x, indices, value, *more = put.args
+    whole = viewed.get(value, value)
+    front = len(whole.shape) - len(value.shape)
+    if front <= 0 or tuple(whole.shape) != (1,) * front + tuple(value.shape) or len(whole.shape) > _rank_of_place(x, indices):
+        return put
+    return replace(put, args=(x, indices, whole, *more)) if tuple(whole.stride[front:]) == tuple(value.stride) else put
+
+
+def _rank_of_place(x: TensorProxy, indices: list[Optional[TensorProxy]]) -> int:
+    """The dims of `x[indices]`. A mask takes as many of x as it has, and is one of indices."""
+    given = [(len(i.shape), 1) if i.dtype in (torch.bool, torch.uint8) else (1, len(i.shape)) for i in indices if i is not None]
+    return len(x.shape) - sum(taken for taken, _ in given) + max(made for _, made in given)
 
 
 def _used(calls: list[BoundSymbol], trace: Trace) -> list[BoundSymbol]:

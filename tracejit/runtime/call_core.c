@@ -22,7 +22,7 @@ enum { IS, IS_REFERENT, HAS_TYPE, HAS_ITEMS };                                  
 enum { DICT_ITEMS, LIST_ITEMS, TUPLE_ITEMS, DEFAULT_DICT };                            /* Check.container */
 enum { ARGUMENT, STATE, GRADIENT };                                                    /* Source.kind */
 enum { ITEM, AS_TUPLE, AS_LIST, BUILT };                                               /* Candidate.result */
-enum { OF_REGION, OF_INPUTS, CONSTANT };                                               /* Output.from */
+enum { OF_CALL, OF_INPUTS, CONSTANT };                                                 /* Value.from */
 typedef struct Check {             /* items: of a container; their `object` is the key in a dict, or `how_key` a reference to it */
   int64_t what, how, how_key, container;
   PyObject *object, *expected;
@@ -32,14 +32,13 @@ typedef struct Check {             /* items: of a container; their `object` is t
   uint64_t table, versions[2];     /* a table: which one that was, and its version and that of the instance's dictionary */
 } Check;
 typedef struct { int64_t kind, index; } Source;
-typedef struct { int64_t from, index; PyObject *value; } Output;
+typedef struct { int64_t from, index; PyObject *value; } Value;
 typedef struct {
-  PyObject *owner, *run, *build, *finish;
+  PyObject *owner, *run, *build, *finish, *names;
   Check *checks;
   const Source *sources, *others;
-  const int64_t *region_arguments;
-  const Output *outputs;
-  int64_t check_count, slot_count, source_count, other_count, region_argument_count, output_count, result;
+  const Value *arguments, *outputs;        /* of a program that is one call; names: of the last arguments; single: it makes no list */
+  int64_t check_count, slot_count, source_count, other_count, argument_count, output_count, single, result;
   int64_t alone, word_count;       /* alone: the inputs are the arguments, which the key has told all about */
   const uint64_t *words;
 } Candidate;
@@ -216,15 +215,16 @@ static PyObject *result_of(const Candidate *c, PyObject *const *flat) {
   return built;
 }
 
-/* The program is one region: its launcher is called without a program around it. */
-static PyObject *run_region(const Candidate *c, PyObject *const *inputs) {
-  PyObject *arguments[c->region_argument_count + 1], *flat[c->output_count + 1];
-  for (int64_t i = 0; i < c->region_argument_count; i++) arguments[i] = inputs[c->region_arguments[i]];
-  PyObject *made = PyObject_Vectorcall(c->run, arguments, c->region_argument_count, 0);
+/* The program is one call: a region's launcher or an operation is called without a program around it. */
+static PyObject *run_call(const Candidate *c, PyObject *const *inputs) {
+  PyObject *arguments[c->argument_count + 1], *flat[c->output_count + 1];
+  for (int64_t i = 0; i < c->argument_count; i++)
+    arguments[i] = c->arguments[i].from == OF_INPUTS ? inputs[c->arguments[i].index] : c->arguments[i].value;
+  PyObject *made = PyObject_Vectorcall(c->run, arguments, c->argument_count - (c->names ? PyTuple_Size(c->names) : 0), c->names);
   if (!made) return 0;
   for (int64_t i = 0; i < c->output_count; i++) {
-    const Output *o = c->outputs + i;
-    flat[i] = o->from == OF_REGION ? PyList_GetItem(made, o->index) : o->from == OF_INPUTS ? inputs[o->index] : o->value;
+    const Value *o = c->outputs + i;
+    flat[i] = o->from == OF_INPUTS ? inputs[o->index] : o->from == CONSTANT ? o->value : c->single ? made : PyList_GetItem(made, o->index);
   }
   PyObject *result = result_of(c, flat);
   Py_DecRef(made);
@@ -298,7 +298,7 @@ static int try_candidate(const Candidate *c, Table *t, const Key *call, PyObject
   if (holds) {
     t->hits++;
     *result = c->finish ? run_finishing(c, call, inputs, n, arguments, count, names)
-      : c->region_arguments ? run_region(c, inputs) : run_program(c, inputs, n);
+      : c->arguments ? run_call(c, inputs) : run_program(c, inputs, n);
     if (!*result) trim_error(c);
   }
   while (held--) Py_DecRef(found[held]);

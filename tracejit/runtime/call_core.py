@@ -35,22 +35,22 @@ _lock = threading.RLock()
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
-class _Output(ctypes.Structure):
+class _Value(ctypes.Structure):
     _fields_ = [("origin", ctypes.c_int64), ("index", ctypes.c_int64), ("value", ctypes.c_void_p)]
 
 
 class _Struct(ctypes.Structure):
     """As `Candidate` in call_core.c."""
 
-    _fields_ = ([(n, ctypes.c_void_p) for n in ("owner", "run", "build", "finish", "checks", "sources", "others",
-                                                "region_arguments", "outputs")]
+    _fields_ = ([(n, ctypes.c_void_p) for n in ("owner", "run", "build", "finish", "names", "checks", "sources",
+                                                "others", "arguments", "outputs")]
                 + [(n, ctypes.c_int64) for n in ("check_count", "slot_count", "source_count", "other_count",
-                                                 "region_argument_count", "output_count", "result", "alone", "word_count")]
+                                                 "argument_count", "output_count", "single", "result", "alone", "word_count")]
                 + [("words", ctypes.c_void_p)])
 
 
 class Candidate:
-    """Owns what one candidate of the table refers to. `source`: the user's line of a program that is one region."""
+    """Owns what one candidate of the table refers to. `source`: the user's line of a program that is one call."""
 
     __slots__ = ("struct", "parts", "source", "place")
 
@@ -76,17 +76,19 @@ class Candidate:
 
     def _describe_program(self, entry: Entry) -> None:
         kinds = {"item": 0, "tuple": 1, "list": 2, "built": 3}
-        region = entry.region
+        call = entry.call
         self.struct.result, self.struct.output_count = kinds[entry.result], len(entry.program.outputs)
         self._object("build", entry.build)
         if entry.effects or entry.grads:
             self._object("finish", entry.finish_call)
-        elif region is not None:
-            self.source = region.source
-            self._object("run", region.launch)
-            self._array("region_arguments", ctypes.c_int64, list(region.arguments), "region_argument_count")
-            self._array("outputs", _Output, [(o, n, id(v)) for o, n, v in region.outputs], "output_count")
-            self.parts.append(region)
+        elif call is not None:
+            self.source, self.struct.single = call.source, call.single
+            self._object("run", call.run)
+            if call.names:
+                self._object("names", call.names)
+            self._array("arguments", _Value, [(o, n, id(v)) for o, n, v in call.arguments], "argument_count")
+            self._array("outputs", _Value, [(o, n, id(v)) for o, n, v in call.outputs], "output_count")
+            self.parts.append(call)
         else:
             self._object("run", entry.direct)
 

@@ -23,11 +23,11 @@ class Entry:
     """`run(inputs, call)` -> the user's result, with the program's writes to Python state made.
 
     ready: it has run once, which verifies how the arguments of its regions are laid out. From then on it is
-    `build(direct(*inputs))` and the writes, or `build` of what `region` gives. `result`: "item", "tuple" or "list" when that
+    `build(direct(*inputs))` and the writes, or `build` of what `call` gives. `result`: "item", "tuple" or "list" when that
     is what `build` makes of the outputs.
     """
 
-    __slots__ = ("program", "run", "ready", "direct", "region", "build", "result", "effects", "seen", "grads")
+    __slots__ = ("program", "run", "ready", "direct", "call", "build", "result", "effects", "seen", "grads")
 
     def __init__(self, captured: Capture, final: Trace, backward: Any, replayed: bool) -> None:
         self.program, self.effects, self.seen = Program(final), captured.effects, 0
@@ -40,16 +40,17 @@ class Entry:
         modes = captured.calls.notes["modes"]
         contexts = [] if replayed else _contexts(modes, final, backward is None)
         views = () if replayed else captured.views
-        self.direct, self.region = _viewing(views, modes.grad, _under(contexts, self.program.run)), None
+        self.direct = _viewing(views, modes.grad, _under(contexts, self.program.run))
         self.run: Callable[[list, CallInputs], Any] = self._finished()
         self.ready = not self.program.has_regions
+        self.call = None if views or not self.ready else self.program.one_call(not contexts)
         if not self.ready:
             verifying = self.run
 
             def first(inputs: list, call: CallInputs) -> Any:
                 result = verifying(inputs, call)
                 self.direct = _viewing(views, modes.grad, _under(contexts, self.program.direct()))
-                self.region = None if views else self.program.one_region()
+                self.call = None if views else self.program.one_call(not contexts)
                 self.run, self.ready = self._finished(), True
                 return result
             self.run = first

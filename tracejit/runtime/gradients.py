@@ -87,7 +87,7 @@ class Differentiable:
             self._replay = Program(self.recorded)
         return self._replay
 
-    def one_region(self) -> None:
+    def one_call(self, plain: bool) -> None:
         """It is more than a region."""
 
     def direct(self) -> Callable:
@@ -343,7 +343,7 @@ class Spent:
     def direct(self) -> Callable:
         return self._around(self.program.direct())
 
-    def one_region(self) -> None:
+    def one_call(self, plain: bool) -> None:
         """It is more than a region."""
 
 

@@ -9,31 +9,38 @@ import weakref
 from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
-from ..ir.printer import trace_source
-from ..ir.proxy import TensorProxy
-from ..ir.trace import SourceLine, Trace
+import torch
+
+from ..ir.printer import mode_contexts, trace_source
+from ..ir.proxy import TensorConstant, TensorProxy
+from ..ir.trace import BoundSymbol, Modes, SourceLine, Trace
+from ..ir.trees import flat_leaves
+from ..torch_private import without_frame
 
 _numbers = itertools.count()
 _programs: "weakref.WeakValueDictionary[str, Program]" = weakref.WeakValueDictionary()
 _OWN_PATH = __file__.rsplit("/", 2)[0] + "/"
 
 
-OF_REGION, OF_INPUTS, CONSTANT = range(3)
+OF_CALL, OF_INPUTS, CONSTANT = range(3)
 
 
 @dataclass(frozen=True)
-class OneRegion:
-    """A program that is one region. arguments: which inputs it takes; outputs: (where from, which, a constant's value)."""
+class OneCall:
+    """A program that is one call, of a region or of one operation. names: of its last arguments; single: it makes one tensor, not a
+    list of its results; arguments, outputs: (where from, which, a constant's value)."""
 
-    launch: Callable[..., list]
-    arguments: tuple[int, ...]
+    run: Callable
+    arguments: tuple[tuple[int, int, Any], ...]
+    names: tuple[str, ...]
+    single: bool
     outputs: tuple[tuple[int, int, Any], ...]
     source: SourceLine
 
 
 class Program:
-    """`run(*inputs)` returns the flat outputs; `direct()` gives the same without a frame between it and its regions,
-    for after a first run, which verifies how their arguments are laid out. Frames are found again by `filename`."""
+    """`run(*inputs)` returns the flat outputs; `direct()` gives the same without a frame between it and what it calls,
+    for after a first run, which verifies how the arguments of regions are laid out. Frames are found again by `filename`."""
 
     def __init__(self, trace: Trace, handed_over: bool = False) -> None:
         """handed_over: `run(inputs)` takes a list, and empties it."""
@@ -41,36 +48,51 @@ class Program:
         self.filename = f"<tracejit {trace.name} {next(_numbers)}>"
         self.sources: dict[int, SourceLine] = {line: b.source for line, b in calls.items()}
         linecache.cache[self.filename] = (len(text), None, text.splitlines(True), self.filename)
-        self._code, self._scope, self._name = compile(text, self.filename, "exec"), dict(scope), trace.name
-        self.inputs, self.outputs, self._trace = tuple(trace.inputs), tuple(trace.output), trace
+        self.inputs, self.outputs, self._trace, self._handed_over = tuple(trace.inputs), tuple(trace.output), trace, handed_over
         self.has_regions = any(hasattr(value, "launch") for value in scope.values())
-        exec(self._code, scope)
-        self.run: Callable = scope[trace.name]
+        self.run: Callable = self._function(text, scope) if self.has_regions else self.direct()
         _programs[self.filename] = self
         weakref.finalize(self, linecache.cache.pop, self.filename, None)
 
     def direct(self) -> Callable:
-        scope = {name: getattr(value, "launch", value) for name, value in self._scope.items()}
-        exec(self._code, scope)
-        return scope[self._name]
+        text, scope, _ = trace_source(self._trace, annotate=False, handed_over=self._handed_over, called=_called)
+        return self._function(text, scope)
 
+    def _function(self, text: str, scope: dict[str, Any]) -> Callable:
+        exec(compile(text, self.filename, "exec"), scope)
+        return scope[self._trace.name]
 
-    def one_region(self) -> Optional[OneRegion]:
-        """The program, if it is one call of a region on inputs."""
+    def one_call(self, plain: bool) -> Optional[OneCall]:
+        """The program, if it is one call on inputs and constants. plain: an operation may be called in the modes of the user's call;
+        a region may in any."""
         if len(self._trace.bound_symbols) != 1:
             return None
         (b,), inputs = self._trace.bound_symbols, self._trace.inputs
-        if any(o.number for o in self._trace.tensor_results):
+        single, given = not hasattr(b.sym.fn, "launch"), (*b.args, *b.kwargs.values())
+        if any(o.number for o in self._trace.tensor_results) or not all(a in inputs or _is_constant(a) for a in given):
             return None
-        if not hasattr(b.sym.fn, "launch") or b.kwargs or not all(a in inputs for a in b.args):
+        if single and not (plain and isinstance(b.output, TensorProxy) and self._in_its_modes(b)):
             return None
-        made, outputs = list(b.output), []
-        for o in self.outputs:
-            if not isinstance(o, TensorProxy):
-                outputs.append((CONSTANT, 0, o))
-            else:
-                outputs.append((OF_REGION, made.index(o), None) if o in made else (OF_INPUTS, inputs.index(o), None))
-        return OneRegion(b.sym.fn.launch, tuple(inputs.index(a) for a in b.args), tuple(outputs), b.source)
+        made = [b.output] if single else list(b.output)
+
+        def place(value: Any) -> tuple[int, int, Any]:
+            if not isinstance(value, TensorProxy):
+                return CONSTANT, 0, value
+            return (OF_INPUTS, inputs.index(value), None) if value in inputs else (OF_CALL, made.index(value), None)
+        return OneCall(_called(b.sym.fn), tuple(map(place, given)), tuple(b.kwargs), single,
+                       tuple(map(place, self.outputs)), b.source)
+
+    def _in_its_modes(self, b: BoundSymbol) -> bool:
+        return not mode_contexts(b.modes, self._trace.notes.get("modes", Modes())) and not any(a.number for a in b.tensor_args)
+
+
+def _called(fn: Callable) -> Callable:
+    """What runs a region or an operation with no frame between."""
+    return without_frame(fn) if isinstance(fn, torch._ops.OpOverload) else getattr(fn, "launch", fn)
+
+
+def _is_constant(argument: Any) -> bool:
+    return not any(isinstance(leaf, (TensorProxy, TensorConstant)) for leaf in flat_leaves((argument,)))
 
 
 def user_traceback(error: BaseException, last: Optional[SourceLine] = None) -> Optional[types.TracebackType]:
