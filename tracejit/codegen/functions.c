@@ -115,9 +115,18 @@ EW float tj_log1p_f(float x) {
   return (y == __builtin_inff()) | (y != y) ? y : v;
 }
 
-EW float tj_log2_f(float x) { return (float)(tj_log_wide(x) * 1.4426950408889634); }
+EW float tj_log_to_f(float x, float k, float kl, float two, float twol) {      /* log x times k + kl; two + twol: of 2 */
+  float y = x < 0x1p-126f ? x * 0x1p23f : x;
+  u32 u = tj_bits_of(y), t = u - 0x3f3504f3u;
+  float n = (float)((int)t >> 23) - (x < 0x1p-126f ? 23.f : 0.f), f = tj_float_of(u - (t & 0xff800000u)) - 1.f, l = tj_log_core(f, 0.f, 0.f);
+  float h = n * two, v = h + __builtin_fmaf(l, k, __builtin_fmaf(l, kl, __builtin_fmaf(n, two, -h) + n * twol));
+  v = x == 0 ? -__builtin_inff() : v; v = x < 0 ? __builtin_nanf("") : v;
+  return (x == __builtin_inff()) | (x != x) ? x : v;
+}
 
-EW float tj_log10_f(float x) { return (float)(tj_log_wide(x) * 0.4342944819032518); }
+EW float tj_log2_f(float x) { return tj_log_to_f(x, 0x1.715476p+0f, 0x1.4ae0c0p-26f, 1.f, 0.f); }
+
+EW float tj_log10_f(float x) { return tj_log_to_f(x, 0x1.bcb7b2p-2f, -0x1.5b235ep-27f, 0x1.344136p-2f, -0x1.ec10c0p-27f); }
 
 EW double tj_log1p_wide(double x) {                                  /* of floats, and what else is -1 or larger by more than 2^-53 */
   double y = 1. + x;
@@ -172,9 +181,24 @@ EW float tj_atan2_f(float y, float x) { return (float)tj_atan2_wide(y, x); }
 
 EW float tj_atan_f(float x) { return (float)tj_atan2_wide(x, 1.); }
 
-EW float tj_asin_f(float x) { double d = x; return (float)tj_atan2_wide(d, __builtin_sqrt((1. - d) * (1. + d))); }
+EW float tj_asin_part(float a, float *root) {                        /* asin(root) - root; root: a, from a half on sqrt((1 - a) / 2) */
+  float z = a < 0.5f ? a * a : __builtin_fmaf(-0.5f, a, 0.5f);
+  *root = a < 0.5f ? a : __builtin_sqrtf(z);
+  float p = __builtin_fmaf(__builtin_fmaf(0x1.13fed4p-5f, z, 0x1.18f91ep-6f), z, 0x1.fd8da2p-6f);
+  p = __builtin_fmaf(__builtin_fmaf(__builtin_fmaf(p, z, 0x1.6d5bbap-5f), z, 0x1.333430p-4f), z, 0x1.555554p-3f);
+  return p * z * *root;
+}
 
-EW float tj_acos_f(float x) { double d = x; return (float)tj_atan2_wide(__builtin_sqrt((1. - d) * (1. + d)), d); }
+EW float tj_asin_f(float x) {
+  float a = __builtin_fabsf(x), s, p = tj_asin_part(a, &s), v = a < 0.5f ? s + p : 0x1.921fb6p+0f - 2.f * (s + (p + 0x1.777a5cp-27f));
+  return __builtin_copysignf(v, x);
+}
+
+EW float tj_acos_f(float x) {
+  float a = __builtin_fabsf(x), s, p = tj_asin_part(a, &s);
+  float near = 0x1.921fb6p+0f - (__builtin_copysignf(s, x) + (__builtin_copysignf(p, x) + 0x1.777a5cp-25f)), far = 2.f * (s + p);
+  return a < 0.5f ? near : x < 0 ? 0x1.921fb6p+1f - (far + 0x1.777a5cp-24f) : far;
+}
 
 EW float tj_hypot_f(float x, float y) {
   float v = (float)__builtin_sqrt((double)x * x + (double)y * y);
@@ -255,13 +279,26 @@ EW float tj_sin_of(float x, tj_angle a) { i64 q = a.q; double r = a.r, v = q & 1
 
 EW float tj_sin_f(float x) { return tj_sin_of(x, tj_reduce(x)); }
 
-EW float tj_sin_near_f(u32 *far, float x) { *far |= tj_is_far(x); return tj_sin_of(x, tj_reduce_near(x)); }
-
 EW float tj_cos_of(float x, tj_angle a) { i64 q = a.q; double r = a.r, v = q & 1 ? tj_sin_core(r) : tj_cos_core(r); return (float)((q + 1) & 2 ? -v : v); }
 
 EW float tj_cos_f(float x) { return tj_cos_of(x, tj_reduce(x)); }
 
-EW float tj_cos_near_f(u32 *far, float x) { *far |= tj_is_far(x); return tj_cos_of(x, tj_reduce_near(x)); }
+EW float tj_wave_near(float r, u32 q) {                      /* sin(r), of odd q cos(r), less than 0 for half of all q */
+  float z = r * r, s = __builtin_fmaf(__builtin_fmaf(__builtin_fmaf(-0x1.9a83fep-13f, z, 0x1.110ba4p-7f), z, -0x1.555552p-3f) * z, r, r);
+  float c = __builtin_fmaf(__builtin_fmaf(__builtin_fmaf(0x1.9ba0bap-16f, z, -0x1.6c1268p-10f), z, 0x1.555554p-5f), z, -0.5f);
+  return tj_float_of(tj_bits_of(q & 1 ? __builtin_fmaf(c, z, 1.f) : s) ^ (q << 30 & 0x80000000u));
+}
+
+EW float tj_turned_near(u32 *far, float x, float *whole) {            /* x less whole quarter turns, |x| < 2^18; whole's last bits count */
+  *far |= ((tj_bits_of(x) >> 23) & 255) - 145 < 110u;
+  float w = __builtin_fmaf(x, 0x1.45f306p-1f, 0x1.8p23f), k = w - 0x1.8p23f;
+  *whole = w;
+  return __builtin_fmaf(k, 0x1.ee59dap-50f, __builtin_fmaf(k, 0x1.777a5cp-25f, __builtin_fmaf(k, -0x1.921fb6p+0f, x)));     /* the last is exact */
+}
+
+EW float tj_sin_near_f(u32 *far, float x) { float w, r = tj_turned_near(far, x, &w); return x == 0 ? x : tj_wave_near(r, tj_bits_of(w)); }
+
+EW float tj_cos_near_f(u32 *far, float x) { float w, r = tj_turned_near(far, x, &w); return tj_wave_near(r, tj_bits_of(w) + 1); }
 
 EW float tj_tan_of(float x, tj_angle a) { i64 q = a.q; double r = a.r, s = tj_sin_core(r), c = tj_cos_core(r); return x == 0 ? x : (float)(q & 1 ? -c / s : s / c); }
 

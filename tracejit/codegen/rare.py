@@ -1,8 +1,8 @@
 """Kernels with functions that are cheap but for rare arguments: at first as if there were none, which is watched.
 
-Angles beyond 2^39 (of doubles: 2^26) and quotients beyond 2^52 are rare; without them sines take a third of the time, remainders a
-twentieth. Where there was one, the kernel runs once more in full. One that overwrites what it reads is run without its stores
-first, to see.
+Angles beyond 2^18 (of doubles: 2^26; of tangents of floats: 2^39) and quotients beyond 2^52 are rare; without them sines take far less
+time, remainders a twentieth. Where there was one, the kernel runs once more in full. One that overwrites what it reads is run without
+its stores first, to see.
 """
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _LOAD = re.compile(r"\s*const \w[\w ]* t\d+ = [^;]*;|\s*\w[\w ]* \*a\d+ = p\[\d+
 
 @lru_cache(None)
 def _rare() -> re.Pattern:
-    """Calls of functions of which functions.c has another that only watches for rare arguments, of floats, doubles or both."""
-    text = Path(__file__).with_name("functions.c").read_text()
+    """Calls of functions of which the C here has another that only watches for rare arguments, of floats, doubles or both."""
+    text = "\n".join(path.read_text() for path in sorted(Path(__file__).parent.glob("*.c")))
     found = {name + kind.replace("##s", "[fd]") for name, kind in re.findall(r"\btj_(\w+_)near_(##s|\w)\(u32 \*far", text)}
     return re.compile(rf"\btj_({'|'.join(sorted(found))})\(")
 
