@@ -160,26 +160,24 @@ EW float tj_exp2_f(float x) {                                        /* as exp, 
   return x >= 128.f ? __builtin_inff() : v;
 }
 
-EW double tj_atan2_wide(double y, double x) {                        /* of floats and their like; -0.0 counts */
-  double a = __builtin_fabs(y), b = __builtin_fabs(x), low = a < b ? a : b, high = a < b ? b : a;
-  double t = low / high;
-  t = low == high ? 1. : t; t = high == 0 ? 0. : t;
-  double s = t * t;
-  double p = -0.0006804972996286991;
-  p = __builtin_fma(p, s, 0.00482722790520948); p = __builtin_fma(p, s, -0.016055160907066705); p = __builtin_fma(p, s, 0.034133423278256254);
-  p = __builtin_fma(p, s, -0.054215308610041854); p = __builtin_fma(p, s, 0.07242284150949824); p = __builtin_fma(p, s, -0.08979051051816545);
-  p = __builtin_fma(p, s, 0.1109298478809901); p = __builtin_fma(p, s, -0.14283948421313322); p = __builtin_fma(p, s, 0.19999909957025283);
-  p = __builtin_fma(p, s, -0.3333333151819832); p = __builtin_fma(p, s, 0.9999999999390122);
-  double r = p * t;
-  r = a > b ? 1.5707963267948966 - r : r;
-  r = tj_bits_of_double(x) >> 63 ? 3.141592653589793 - r : r;
-  r = (x != x) | (y != y) ? x + y : r;
-  return __builtin_copysign(r, y);
+EW float tj_atan2_f(float y, float x) {                              /* above tan(pi / 8) the angle less pi / 4; -0.0 counts */
+  float a = __builtin_fabsf(y), b = __builtin_fabsf(x), most = a < b ? b : a, scale = most > 0x1p125f ? 0x1p-4f : most < 0x1p-100f ? 0x1p30f : 1.f;
+  int steep = a > b, back = tj_bits_of(x) >> 31;
+  float low = (steep ? b : a) * scale, high = most * scale;
+  int wide = (low > 0.41421356f * high) | ((low == high) & (high > 0)), flat = (low == high) | (low == 0) | (high == __builtin_inff());
+  float t = (wide ? low - high : low) / (wide ? low + high : high);
+  t = flat ? 0.f : t;
+  float s = t * t, p = __builtin_fmaf(__builtin_fmaf(-0x1.08455ep-4f, s, 0x1.b81030p-4f), s, -0x1.242036p-3f);
+  p = __builtin_fmaf(__builtin_fmaf(p, s, 0x1.999730p-3f), s, -0x1.555554p-2f);
+  float sign = steep != back ? -1.f : 1.f, k = (back ? 4.f : 0.f) + (steep ? back ? -2.f : 2.f : 0.f) + (wide ? sign : 0.f);     /* times pi / 4 */
+  float base = k * 0x1.921fb6p-1f, rest = __builtin_fmaf(k, 0x1.921fb6p-1f, -base) + k * -0x1.777a5cp-26f;
+  t *= sign;
+  float v = base + t;
+  v += (base - v) + t + __builtin_fmaf(p * s, t, rest);
+  return __builtin_copysignf((x != x) | (y != y) ? x + y : v, y);
 }
 
-EW float tj_atan2_f(float y, float x) { return (float)tj_atan2_wide(y, x); }
-
-EW float tj_atan_f(float x) { return (float)tj_atan2_wide(x, 1.); }
+EW float tj_atan_f(float x) { return tj_atan2_f(x, 1.f); }
 
 EW float tj_asin_part(float a, float *root) {                        /* asin(root) - root; root: a, from a half on sqrt((1 - a) / 2) */
   float z = a < 0.5f ? a * a : __builtin_fmaf(-0.5f, a, 0.5f);
