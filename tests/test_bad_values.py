@@ -93,6 +93,47 @@ def test_a_kernel_reports_the_error_of_the_program_and_not_a_later_one():
     assert_parity(other_order, small, raises="RuntimeError", jit_options=SINGLE)
 
 
+@pytest.mark.parametrize("fill", [
+    lambda y, value: y.masked_fill(y > 1, value), lambda y, value: y.masked_fill_(y > 1, value) + 1], ids=["made", "in place"])
+@pytest.mark.parametrize("dtype, value", [
+    (torch.int8, 300), (torch.int8, -1), (torch.uint8, -1), (torch.uint8, -3.5), (torch.int32, float("nan")), (torch.bool, 3.5),
+    (torch.float16, 70000.0), (torch.float16, float("-inf")), (torch.float16, 1 << 20), (torch.float32, 1e39), (torch.int64, 2.5)])
+def test_filling_with_an_element_that_overflows_raises(fill, dtype, value):
+    def program(x, value, before, after):
+        before.add_(1).mul_(2)
+        result = fill(x + 0, value)
+        after.add_(1).mul_(2)
+        return result
+
+    def make():
+        number = torch.tensor(value, dtype=torch.float64) if isinstance(value, float) else torch.tensor(value)
+        return [torch.arange(4).to(dtype), number, torch.ones(4), torch.ones(4)]
+    try:
+        program(*make())
+        error = None
+    except RuntimeError:
+        error = "RuntimeError"
+    assert_parity(program, make, raises=error)
+
+
+@pytest.mark.parametrize("dtype, value", [(torch.int8, 300), (torch.uint8, -1), (torch.int32, float("inf")), (torch.float16, 70000.0)])
+def test_padding_with_a_number_that_overflows_raises(dtype, value):
+    assert_parity(lambda x: F.pad(x + 0, (1, 1), value=value), lambda: [torch.arange(4).to(dtype)], raises="RuntimeError")
+
+
+def test_what_only_the_op_in_place_takes_stays_in_place():
+    assert_parity(lambda m: (m | False).masked_fill_(m, 1j), lambda: [torch.arange(4) > 2])
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -1e39, 3e9, -7.5])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.int64])
+def test_a_constant_is_cast_to_integers_as_torch_casts_it(dtype, value):
+    def program(x):
+        x[1:3] = torch.tensor(value)
+        return x + 1
+    assert_parity(program, lambda: [torch.arange(4).to(dtype)])
+
+
 # ------------------------------------------------------------------ sizes
 
 @pytest.fixture(scope="module")

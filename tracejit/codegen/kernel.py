@@ -174,8 +174,9 @@ class Expressions:
         """As `Tensor.to`: halves are rounded."""
         if e.dtype is dtype:
             return e
-        if e.op == "const" and (not isinstance(e.extra, float) or dtype.is_floating_point or dtype is torch.bool):
-            return self.const(e.extra, dtype)
+        if e.op == "const":                                    # C does not define all casts of floats to integers: as torch has them
+            truncates = isinstance(e.extra, float) and not dtype.is_floating_point
+            return self.const(torch.tensor(e.extra, dtype=e.dtype).to(dtype).item() if truncates else e.extra, dtype)
         return self.rounded(self.node("cast", (e,), dtype))
 
     def rounded(self, e: Expr) -> Expr:

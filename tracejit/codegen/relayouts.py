@@ -236,7 +236,7 @@ RELAYOUTS: dict[str, Row] = {
     "reshape": _relayout(_reshape), "view_copy": _relayout(_reshape), "_unsafe_view": _relayout(_reshape),
     "flip": _relayout(_flip), "roll": _relayout(_roll, _roll_ok), "repeat": _relayout(_repeat),
     "tril": _relayout(_triangle(True)), "triu": _relayout(_triangle(False)), "cat": _relayout(_cat), "stack": _relayout(_stack),
-    "constant_pad_nd": _relayout(_pad), "slice_scatter": _relayout(_slice_scatter), "select_scatter": _relayout(_select_scatter),
+    "constant_pad_nd": _relayout(_pad, lambda call: fits(call.args["value"], call.dtype)), "slice_scatter": _relayout(_slice_scatter), "select_scatter": _relayout(_select_scatter),
     "diagonal_scatter": _relayout(_diagonal_scatter), "binary_cross_entropy_probability": _relayout(_probability),
     "index_select": Row("gather", _index_select, (), DTYPES, accepts=_gather_ok),
     "gather": Row("gather", _gather, (), DTYPES, accepts=_gather_ok),

@@ -49,7 +49,8 @@ _RAISES_ON_INDEX = ("index", "gather", "scatter", "take", "embedding", "put", "b
 _RAISES_ON_ZERO = ("floor_divide", "remainder", "fmod", "div", "pow")
 _RAISES_ON_VALUES = ("linalg", "cholesky", "multinomial", "bernoulli", "binomial", "_assert", "masked_scatter", "max_unpool",
                      "searchsorted", "lu_unpack", "ldl_solve", "one_hot", "repeat_interleave", "segment_reduce", "uniform",
-                     "histc", "histogram", "poisson", "normal", "margin_loss", "binary_cross_entropy")
+                     "histc", "histogram", "poisson", "normal", "margin_loss", "binary_cross_entropy", "masked_fill_value")
+_RAISES_ON_OVERFLOW = ("masked_fill", "masked_fill_")
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,8 @@ class Symbol:
     def may_raise(self, dtypes: list[torch.dtype]) -> bool:
         """Can the values of the arguments make it fail at run time? (Bad indices, integer division by zero, lapack.)"""
         always, with_integers = _raises(self.packet)
+        if self.packet in _RAISES_ON_OVERFLOW:                 # (self, mask, value), or a number in place of the value
+            return len(dtypes) == 3 and may_overflow(dtypes[2], dtypes[0])
         return always or with_integers and any(not d.is_floating_point and not d.is_complex for d in dtypes)
 
     def functional(self) -> Optional["Symbol"]:
@@ -159,6 +162,21 @@ class Symbol:
 _UNTAGGED_POINTWISE = frozenset({"fill", "zero", "copy", "to_copy", "clone", "floor_divide", "lshift", "rshift",
                                  "ilshift", "irshift"})        # pointwise without torch's tag
 _METADATA_MOVERS = ("resize_", "resize_as_", "set_")     # they have no inplace_view tag
+
+
+@lru_cache(None)
+def may_overflow(source: torch.dtype, target: torch.dtype) -> bool:
+    """Are there elements of `source` that torch refuses as a number for `target`? Negative integers it lets wrap around."""
+    if target is torch.bool or source is torch.bool or source is target:
+        return False
+    if source.is_complex:
+        return not target.is_complex or source.itemsize > target.itemsize
+    if target.is_complex:
+        target = target.to_real()
+    if not target.is_floating_point:
+        return source.is_floating_point or torch.iinfo(source).max > torch.iinfo(target).max
+    most = torch.finfo(source).max if source.is_floating_point else torch.iinfo(source).max + 1
+    return most > torch.finfo(target).max
 
 
 @lru_cache(None)

@@ -131,9 +131,9 @@ class Recording:
         return out
 
     def call(self, sym: Symbol, *args: Any) -> Any:
-        """One of our own operations: its result has the dtype of the first argument and the shape of the last."""
+        """One of our own operations: its result has the dtype of the first argument and the shape of the last tensor."""
         self.paused = True
-        out = torch.empty(args[-1].shape, dtype=args[0].dtype, device="meta")
+        out = torch.empty([a for a in args if isinstance(a, torch.Tensor)][-1].shape, dtype=args[0].dtype, device="meta")
         self.paused = False
         return self.record(sym, args, {}, out)
 

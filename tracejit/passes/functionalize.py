@@ -201,7 +201,7 @@ class _Functionalizer:
         kwargs = {k: v for k, v in kwargs.items() if k in {a.name for a in plain.overload._schema.arguments}}
         try:
             return flat_leaves((self.builder.call(plain, *args, **kwargs),))
-        except NotImplementedError:
+        except RuntimeError:                                   # NotImplementedError, or stricter than the op that writes
             return None
 
     def copied(self, source: TensorProxy, target: TensorProxy) -> TensorProxy:

@@ -6,7 +6,8 @@ import math
 import torch
 from torch import Tensor
 
-from .rules import aten, fits, one, rounded, rule, wide
+from ...ir.symbol import may_overflow
+from .rules import CALLS, MASKED_FILL_VALUE, aten, fits, one, rounded, rule, wide
 
 
 @rule(aten.silu.default)
@@ -215,6 +216,7 @@ def leaky_relu_backward(grad, x, slope, self_is_result):
 @rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(x, mask, value):
     if isinstance(value, Tensor):
+        value = CALLS.get()(MASKED_FILL_VALUE, value, x.dtype) if may_overflow(value.dtype, x.dtype) else value
         value = value.to(x.dtype)
     elif not fits(value, x.dtype):
         return NotImplemented

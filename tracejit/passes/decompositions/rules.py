@@ -45,6 +45,13 @@ def binary_cross_entropy_probability(x: Tensor) -> Tensor:
     return x.clone()
 
 
+def masked_fill_value(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """value; raises as masked_fill into a tensor of that dtype does where it would overflow."""
+    torch.zeros(1, dtype=dtype).masked_fill_(torch.ones(1, dtype=torch.bool), value)
+    return value.clone()
+
+
+MASKED_FILL_VALUE = Symbol("masked_fill_value", masked_fill_value)
 NLL_LOSS_GATHER = Symbol("nll_loss_gather", nll_loss_gather)
 PROBABILITY = Symbol("binary_cross_entropy_probability", binary_cross_entropy_probability)
 
