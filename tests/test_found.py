@@ -344,3 +344,18 @@ def test_sizes_of_one_keep_the_strides_that_eager_gives_them(shape):
     a = torch.randn(64)
     got, want = tracejit.jit(program, fallback="error")(a.clone()), program(a.clone())
     assert [t.stride() for t in got] == [t.stride() for t in want]
+
+
+def test_an_operation_of_the_users_own_runs_once_a_call():
+    calls = []
+
+    @torch.library.custom_op("tracejit_tests::noted", mutates_args=())
+    def noted(x: torch.Tensor) -> torch.Tensor:
+        calls.append(tuple(x.shape))
+        return x.clone()
+
+    noted.register_fake(torch.empty_like)
+    jitted = jit(lambda x: noted(x * 2) + 1)
+    for _ in range(3):
+        assert torch.equal(jitted(torch.ones(3, 4)), torch.full((3, 4), 3.0))
+    assert calls == [(3, 4)] * 3

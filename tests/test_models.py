@@ -106,7 +106,24 @@ def in_place_resnet():
     return InPlaceResNet(), image_inputs(32)
 
 
-MODELS = [gpt2, llama, bert, t5, vit, resnet, in_place_resnet]
+class Recurrent(nn.Module):
+    def __init__(self, kind, **options):
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 6)
+        self.layers = kind(6, 5, **options)
+        self.head = nn.LazyLinear(VOCABULARY)
+        self.head(self.layers(torch.zeros(1, 2, 6))[0])
+
+    def forward(self, input_ids, labels):
+        logits = self.head(self.layers(self.embedding(input_ids))[0])
+        return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+
+
+def lstm():
+    return Recurrent(nn.LSTM, num_layers=2, batch_first=True, dropout=0.2, bidirectional=True), token_inputs()
+
+
+MODELS = [gpt2, llama, bert, t5, vit, resnet, in_place_resnet, lstm, lambda: (Recurrent(nn.GRU, batch_first=True), token_inputs())]
 every_model = pytest.mark.parametrize("build", MODELS, ids=lambda build: build.__name__)
 
 

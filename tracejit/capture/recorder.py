@@ -18,7 +18,7 @@ from ..errors import UnsupportedError
 from ..ir import prims
 from ..ir.proxy import TensorConstant, TensorProxy, proxy_of, some_number
 from ..ir.results import told
-from ..ir.symbol import Symbol, aten_symbol
+from ..ir.symbol import Symbol, aten_symbol, in_grad_mode
 from ..ir.trace import BoundSymbol, Modes, SourceLine
 from ..ir.trees import flat_leaves
 from ..torch_private import fake_of, is_composite, unseen_by_function_modes
@@ -177,7 +177,7 @@ class Recorder(TorchDispatchMode):
         flat = [self._fake(a) if isinstance(a, torch.Tensor) else a for a in flat]
         args, kwargs = tree_unflatten(flat, spec)
         before = [self.named(a) for a in flat]
-        sym = aten_symbol(func)
+        sym = in_grad_mode(aten_symbol(func)) if torch.is_grad_enabled() else aten_symbol(func)
         if func is aten._local_scalar_dense.default and flat[0].dtype.is_floating_point:
             return torch.SymFloat(self.number_in(flat[0]))
         if any(isinstance(p, TensorProxy) and p.number for p in before):

@@ -18,9 +18,18 @@ from .fakes import real_tensors
 
 _VIEW, _SELECT = torch.ops.aten.view.default, torch.ops.aten.select.int
 
+_TRUSTS_ITS_ARGUMENTS = ("mkldnn_rnn_layer",)          # addresses memory by the numbers and by the workspace that it is given
+
+
+def _may_run(sym: Symbol) -> bool:
+    """May it run on zeros? Operations of the user's own may do anything: they run when the program does."""
+    return sym.overload.namespace == "aten" and not sym.packet.startswith(_TRUSTS_ITS_ARGUMENTS)
+
 
 def layout_is_uncertain(sym: Symbol, tensors: list[TensorProxy]) -> bool:
     """May a kernel choose other strides for its result than fake tensors say?"""
+    if not _may_run(sym):
+        return False
     if layout_is_ambiguous(tensors):
         return True
     odd = any(p.stride != contiguous_stride(p.shape) for p in tensors)
@@ -153,7 +162,7 @@ def _ask(sym: Symbol, before: list, spec: Any) -> None:
 
 def raise_if_no_kernel(sym: Symbol, before: list, spec: Any) -> None:
     """Fakes take dtypes that the real kernel refuses, and scalars that these do not hold: ask it once for each op and dtypes."""
-    if sym.opaque or any(isinstance(a, (torch.Generator, torch.UntypedStorage)) for a in before):
+    if not _may_run(sym) or any(isinstance(a, (torch.Generator, torch.UntypedStorage)) for a in before):
         return
     key = (sym.overload, tuple((a.dtype, len(a.shape), 0 in a.shape) if isinstance(a, TensorProxy) else _kind(a) for a in map(some_number, before)))
     if key in _taken:

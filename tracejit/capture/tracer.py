@@ -365,7 +365,7 @@ class _Capture:
         because = level.needs_replay
         if any_overlap(self.tensors):
             because = "two storages over the same memory"      # as from numpy: fakes do not show it, eager's order is right
-        if _raises_after_a_move(level.recorder.bound_symbols):
+        if _raises_after_a_move(level.recorder.bound_symbols, {p.storage for p in self.proxies}):
             because = because or "an error shows metadata as it was by then"
         for t, _ in level.recorder.kept:
             start = self.start.get(id(t), MADE_HERE)
@@ -387,11 +387,11 @@ def user_frame(error: BaseException) -> str:
     return str(SourceLine(frames[-1].filename, frames[-1].lineno)) if frames else ""
 
 
-def _raises_after_a_move(calls: list[BoundSymbol]) -> bool:
+def _raises_after_a_move(calls: list[BoundSymbol], of_inputs: set[int]) -> bool:
     """Does a call that may raise on values come after an input's metadata moved? An error would show the move."""
     moved = False
     for b in calls:
         if moved and b.sym.may_raise([a.dtype for a in b.tensor_args]):
             return True
-        moved = moved or b.sym.moves_metadata and bool(b.written)
+        moved = moved or b.sym.moves_metadata and any(p.storage in of_inputs for p in b.written)
     return False

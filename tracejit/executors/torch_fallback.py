@@ -29,7 +29,8 @@ class TorchFallback(Executor):
 
     def execute(self, bsym: BoundSymbol) -> BoundSymbol:
         overload = bsym.sym.overload
-        if overload is None or overload.namespace != "aten" or is_composite(overload) or bsym.sym.untold:
+        if overload is None or overload.namespace != "aten" or is_composite(overload) or (
+                bsym.sym.untold or bsym.sym.fn is not overload):
             return replace(bsym, executor=self.name)
         cheaper = public_function(overload, *_signature(bsym))
         if cheaper is None:

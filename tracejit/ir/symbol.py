@@ -5,7 +5,7 @@ What an ATen op does is read from its schema. `SCHEMAS_THAT_LIE` is the one tabl
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Callable, Optional
 
@@ -50,6 +50,7 @@ _RAISES_ON_ZERO = ("floor_divide", "remainder", "fmod", "div", "pow")
 _RAISES_ON_VALUES = ("linalg", "cholesky", "multinomial", "bernoulli", "binomial", "_assert", "masked_scatter", "max_unpool",
                      "searchsorted", "lu_unpack", "ldl_solve", "one_hot", "repeat_interleave", "segment_reduce", "uniform",
                      "histc", "histogram", "poisson", "normal", "margin_loss", "binary_cross_entropy", "masked_fill_value")
+_KERNELS_THAT_ASK_FOR_GRAD_MODE = ("mkldnn_rnn_layer",)
 _RAISES_ON_OVERFLOW = ("masked_fill", "masked_fill_")
 
 
@@ -203,6 +204,18 @@ def _waited(overload: Any) -> Callable:
             work.wait()
         return out
     return collective
+
+
+@lru_cache(None)
+def in_grad_mode(sym: Symbol) -> Symbol:
+    """`sym` as called with grad mode on. A few kernels ask for it: there they keep what their backward needs."""
+    if sym.packet not in _KERNELS_THAT_ASK_FOR_GRAD_MODE:
+        return sym
+
+    def with_grad_mode(*args: Any) -> Any:
+        with torch.enable_grad():
+            return sym.overload(*(a.detach() if isinstance(a, torch.Tensor) else a for a in args))
+    return replace(sym, fn=with_grad_mode)
 
 
 @lru_cache(None)
