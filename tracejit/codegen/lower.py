@@ -263,11 +263,13 @@ class _Scheduler:
 
     def kernel(self) -> Kernel:
         self._depths()
-        used = self._uses()
         for s in self.stores:
             s.stage = self.depth[s.value]
-        for s in self.stores:
-            s.stage = self._hazards(s, used)
+        before, used = None, {}
+        while before != [s.stage for s in self.stores]:        # a store that is moved to a later stage loads memory there
+            before, used = [s.stage for s in self.stores], self._uses()
+            for s in self.stores:
+                s.stage = self._hazards(s, used)
         schedule, outer, inner = self._schedule()
         stages = self._stages()
 
@@ -292,12 +294,12 @@ class _Scheduler:
             r.stage = self.depth[r.value]
 
     def _uses(self) -> dict[Expr, set[int]]:
-        """Stages whose pass over the row computes an expression."""
+        """When an expression is computed: at 2 n in the pass of stage n over the row, at 2 n + 1 after it."""
         used: dict[Expr, set[int]] = {}
-        roots = [(r.value, r.stage) for r in self.reductions] + [(s.value, self.depth[s.value]) for s in self.stores if s.full]
-        for root, stage in roots:
+        roots = [(r.value, 2 * r.stage) for r in self.reductions]
+        for root, time in roots + [(s.value, 2 * s.stage if s.full else 2 * max(s.stage, 1) - 1) for s in self.stores]:
             for e in below(root):
-                used.setdefault(e, set()).add(stage)
+                used.setdefault(e, set()).add(time)
         return used
 
     def _hazards(self, s: Store, used: dict[Expr, set[int]]) -> int:
@@ -306,7 +308,8 @@ class _Scheduler:
         for e in self.loads:
             if e.extra[0] == s.buffer:
                 if e.index == s.index:
-                    stage = max([stage, *used.get(e, ())])
+                    last = max(used.get(e, ()), default=-1)
+                    stage = max(stage, (last + 1) // 2 if s.full else last // 2 + 1)
                 elif not disjoint(e.index, s.index):
                     raise CannotLower("memory is read at another index than it is written", s.position)
             elif e.extra[0].split("_")[0] == s.buffer.split("_")[0]:
@@ -351,6 +354,7 @@ class _Scheduler:
     def _kept(self, used: dict[Expr, set[int]]) -> dict[Expr, int]:
         """Costly values that several passes need, as far as row buffers go."""
         inner = set(self.inner)
+        used = {e: {time // 2 for time in times if time % 2 == 0} for e, times in used.items()}
         costly = [e for e in self.all if len(used.get(e, ())) > 1 and sum(map(weight, below(e))) >= WORTH_KEEPING
                   and any(variables(b) & inner for b in below(e))]
         top = [e for e in costly if not any(e is not o and e in below(o) and used[o] >= used[e] for o in costly)]
