@@ -256,5 +256,8 @@ def scalar_operand(x: Expressions, row: Row, value: Any, dtype: torch.dtype) -> 
 
 
 def row_of(call: Call) -> Optional[Row]:
+    found = ELEMENTWISE.get(call.name)
+    if found is not None:
+        return found
     from .relayouts import RELAYOUTS
-    return ELEMENTWISE.get(call.name) or REDUCTIONS.get(call.name) or SCANS.get(call.name) or RELAYOUTS.get(call.name)
+    return REDUCTIONS.get(call.name) or SCANS.get(call.name) or RELAYOUTS.get(call.name)

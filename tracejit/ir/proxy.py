@@ -1,6 +1,7 @@
 """Proxies: the names of a trace, with the metadata of what they stand for."""
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,9 +40,9 @@ class TensorProxy:
         """How the bytes are read: equal bytes read differently are not equal values."""
         return (self.dtype, self.conj, self.neg)
 
-    @property
+    @cached_property
     def numel(self) -> int:
-        return self.bytes.numel
+        return math.prod(self.shape)
 
     def same_view(self, other: "TensorProxy") -> bool:
         """The same bytes of a storage, in the same order, read the same way."""

@@ -101,7 +101,7 @@ def _rule(sym: Symbol) -> Optional[Rule]:
     if sym.pointwise:
         return _pointwise
     names = {a.name for a in schema.arguments}
-    return _reduced if torch.Tag.reduction in sym.overload.tags and {"dim", "keepdim"} <= names else None
+    return _reduced if sym.reduces and {"dim", "keepdim"} <= names else None
 
 
 def _contiguous(tensors: Sequence[TensorProxy]) -> bool:

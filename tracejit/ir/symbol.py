@@ -71,6 +71,13 @@ class Symbol:
     untold: bool = False                 # autograd is not told of its writes
     numbers: bool = False                # takes and makes Python floats, held as tensors of no dims in float64
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.fn))
+
     @cached_property
     def packet(self) -> str:
         """`add` of `aten.add.Tensor`."""
@@ -81,6 +88,11 @@ class Symbol:
         """Each element of the result depends on the elements at its index alone."""
         return self.numbers or self.overload is not None and (torch.Tag.pointwise in self.overload.tags
                                               or self.packet.strip("_") in _UNTAGGED_POINTWISE)
+
+    @cached_property
+    def reduces(self) -> bool:
+        """Elements of the result are made from many of the first argument's."""
+        return self.overload is not None and torch.Tag.reduction in self.overload.tags
 
     @cached_property
     def is_copy(self) -> bool:

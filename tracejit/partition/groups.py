@@ -8,7 +8,7 @@ from typing import Any, Callable, Collection, Iterable, Optional
 from ..ir.memory import overlaps
 from ..ir.proxy import TensorProxy, contiguous_stride
 from ..ir.trace import BoundSymbol
-from .spaces import (RowMap, Space, broadcast_stride, collapse, is_costly, is_elementwise, is_reduction, is_scan, row_strides, space_of)
+from .spaces import (RowMap, Space, broadcast_stride, collapse, is_costly, is_elementwise, is_reduction, is_scan, row_strides)
 
 WHOLE = 1 << 15              # elements: a reduction of more to a few rows is parallel inside a row
 FEW_ROWS = 4
@@ -53,15 +53,16 @@ class Membership:
     """Decides who may join a group, from what is known about the whole trace."""
 
     def __init__(self, calls: tuple[BoundSymbol, ...], root: Callable[[TensorProxy], TensorProxy], memory: frozenset[int],
+                 space: Callable[[int], Space],
                  needed_by: Callable[[Iterable[TensorProxy], Collection[int]], bool]) -> None:
         """needed_by(values, calls): does nobody but these calls need the values?"""
-        self.calls, self.root, self.memory, self.needed_by = calls, root, memory, needed_by
+        self.calls, self.root, self.memory, self.space, self.needed_by = calls, root, memory, space, needed_by
 
     def join(self, g: Group, n: int, *, together: Collection[int] = ()) -> bool:
         """Put call n into g if it may; False, and g unchanged, if not. together: calls that all go into g, whether or not
         they share bytes."""
         b = self.calls[n]
-        space = space_of(b)
+        space = self.space(n)
         if not g.calls:
             wanted: Optional[Space] = space
         else:

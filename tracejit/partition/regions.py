@@ -43,7 +43,7 @@ from ..options import fuel
 from .dependence import Dependence, dependence
 from .groups import ROW_GATHERS, SMALL, Group, Membership
 from .merging import merge, most_calls
-from .spaces import space_of
+from .spaces import Space, space_of
 
 LOOK = 6                     # how many groups beyond the first possible one are tried
 
@@ -79,6 +79,7 @@ class Calls:
         self.free = [t is not None and _costs_nothing(b) for t, b in zip(self.taker, self.calls)]
         self.maker: dict[TensorProxy, int] = {}
         self._root: dict[TensorProxy, TensorProxy] = {}
+        self._spaces: dict[int, Space] = {}
         for n, b in enumerate(self.calls):
             for o in b.tensor_outputs:
                 if o in self.maker or o in b.tensor_args:
@@ -132,6 +133,13 @@ class Calls:
             depth.append(max((depth[m] + (self.taker[m] is None) for m, _ in self.before[n]), default=0))
         return depth
 
+    def space(self, n: int) -> Space:
+        """What call n, which is no view, iterates over."""
+        found = self._spaces.get(n)
+        if found is None:
+            found = self._spaces[n] = space_of(self.calls[n])
+        return found
+
     def outputs(self, n: int) -> list[TensorProxy]:
         b = self.calls[n]
         return [o for o in b.tensor_outputs if self.maker.get(o) == n]
@@ -153,7 +161,7 @@ class Walk:
         self.fused: list[int] = []                             # positions of the groups that are regions to be
         self.at: dict[int, int] = {}                           # call -> position of its group
         self.alike: dict[tuple, int] = {}                      # (executor, space) -> position of the last group that has it
-        self.member = Membership(known.calls, known.root, known.memory, self.needed_by)
+        self.member = Membership(known.calls, known.root, known.memory, known.space, self.needed_by)
 
     def run(self) -> list[Group]:
         for n in range(len(self.known.calls)):
@@ -179,7 +187,7 @@ class Walk:
         return len(self.groups) - 1
 
     def likeness(self, n: int) -> tuple:
-        space = space_of(self.known.calls[n])
+        space = self.known.space(n)
         return self.known.taker[n], space.shape, space.reduced
 
     def gather_indices(self, n: int) -> None:
@@ -218,7 +226,7 @@ class Walk:
         limit = most_calls(taker)
         near = self.fused[start:start + LOOK]
         last = self.alike.get(self.likeness(n), -1)
-        for k in [*near, last] if near and last > near[-1] and space_of(self.known.calls[n]).numel <= SMALL else near:
+        for k in [*near, last] if near and last > near[-1] and self.known.space(n).numel <= SMALL else near:
             g = self.groups[k]
             if g.executor is taker and len(g.calls) < limit and not self.better_later(g, n):
                 yield k

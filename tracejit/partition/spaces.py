@@ -9,14 +9,12 @@ import math
 from dataclasses import dataclass
 from typing import Optional
 
-import torch
 
 from ..ir import prims
 from ..ir.cached import cached_property
 from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol
 
-aten = torch.ops.aten
 RowMap = tuple[tuple[int, int], ...]          # (size, stride) of each run of dims that is walked as one
 
 # Work that is not done again for each element of a larger space (several multiplications' worth each).
@@ -24,7 +22,7 @@ _CHEAP = frozenset("""add sub rsub mul neg abs eq ne lt le gt ge where maximum m
     logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor isnan _to_copy clone fill
     number number_add number_sub number_mul number_neg number_abs
     masked_fill square reciprocal div sqrt rsqrt constant_pad_nd cat slice_scatter select_scatter tril triu""".split())
-_RELABELS = (prims.RESTRIDE, prims.EXACT_COPY)
+_RELABELS = frozenset({prims.RESTRIDE, prims.EXACT_COPY})
 
 
 @dataclass(frozen=True)
@@ -68,8 +66,7 @@ def space_of(b: BoundSymbol) -> Space:
 
 
 def is_reduction(b: BoundSymbol) -> bool:
-    """Elements of the result are made from many of the first argument's."""
-    return b.sym.overload is not None and torch.Tag.reduction in b.sym.overload.tags
+    return b.sym.reduces
 
 
 def is_scan(b: BoundSymbol) -> bool:

@@ -42,8 +42,8 @@ def _by(rules: dict[Any, Callable], trace: Trace) -> Trace:
     names = Names(trace)
     made: list[BoundSymbol] = []
     for b in trace.bound_symbols:
-        rule = rules.get(b.sym.fn) if _fits(b) else None
-        parts = _decomposed(b, rule, names) if rule is not None else None
+        rule = rules.get(b.sym.fn)
+        parts = _decomposed(b, rule, names) if rule is not None and _fits(b) else None
         made += [b] if parts is None else parts
     return trace.replace(bound_symbols=tuple(made))
 

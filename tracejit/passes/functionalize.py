@@ -198,7 +198,9 @@ class _Functionalizer:
 
     def computed(self, plain: Symbol, args: tuple, kwargs: dict) -> Optional[list]:
         """What the functional form of a writing op returns; None where it cannot be described without data."""
-        kwargs = {k: v for k, v in kwargs.items() if k in {a.name for a in plain.overload._schema.arguments}}
+        if kwargs:
+            taken = {a.name for a in plain.overload._schema.arguments}
+            kwargs = {k: v for k, v in kwargs.items() if k in taken}
         try:
             return flat_leaves((self.builder.call(plain, *args, **kwargs),))
         except RuntimeError:                                   # NotImplementedError, or stricter than the op that writes

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from typing import Any, Iterator, Optional
 
-import torch
-
 from ..errors import InplaceCopyError
 from ..ir.memory import overlaps
 from ..ir.prims import EXACT_COPY, RESTRIDE
@@ -98,6 +96,7 @@ def _check_region(region: BoundSymbol) -> None:
         _check_reads(region, written)
 
 
+_RELABELS = frozenset({RESTRIDE, EXACT_COPY})
 Dims = tuple[Optional[int], ...]              # the dim of the memory that each dim of a value follows, or None
 Ties = dict[TensorProxy, Dims]                # by the written memory that a value is made from
 
@@ -135,7 +134,7 @@ def _followed(sub: BoundSymbol, a: TensorProxy, memory: TensorProxy, dims: Dims,
     rank, made = len(memory.shape), sub.written[0] if sub.written else sub.tensor_outputs[0] if sub.tensor_outputs else None
     if made is not None and made.numel == a.numel == memory.numel == 1:        # there is one iteration
         return (None,) * len(made.shape)
-    if sub.sym.overload is not None and torch.Tag.reduction in sub.sym.overload.tags:
+    if sub.sym.reduces:
         over = _reduced_dims(sub, len(a.shape))
         in_place = len(dims) == rank and all(d in (k, None) for k, d in enumerate(dims))
         those = frozenset(k for k in over if a.shape[k] > 1)
@@ -143,7 +142,7 @@ def _followed(sub: BoundSymbol, a: TensorProxy, memory: TensorProxy, dims: Dims,
             return None
         kept = len(sub.tensor_outputs[0].shape) == rank
         return tuple(None if k in over else d for k, d in enumerate(dims) if kept or k not in over)
-    if made is None or not (sub.sym.pointwise or sub.sym.is_copy or sub.sym in (RESTRIDE, EXACT_COPY)):
+    if made is None or not (sub.sym.pointwise or sub.sym.is_copy or sub.sym in _RELABELS):
         return None
     found = (None,) * (len(made.shape) - len(a.shape)) + tuple(d if n > 1 else None for d, n in zip(dims, a.shape))
     if len(made.shape) != rank:                              # a value of one element a row
