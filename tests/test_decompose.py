@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+import tracejit
+import tracejit.passes.decompose as passes
 from tracejit.ir.check import check_trace
 from tracejit.ir.proxy import TensorProxy, proxy_of
 from tracejit.ir.symbol import aten_symbol
@@ -288,6 +290,24 @@ def fused_adamw(params, grads, averages, squares, steps):
 def test_foreach_ops_are_their_plain_ops():
     trace = same(foreach_adam, *parameters(), stage=lambda t: decompose(unroll(t)))
     assert not any("_foreach" in b.sym.name for b in trace.bound_symbols)
+
+
+def test_of_items_of_a_list_that_are_alike_the_first_tells_of_all(monkeypatch):
+    run, decomposed = [], passes._decomposed
+    monkeypatch.setattr(passes, "_decomposed", lambda b, *args: run.append(b.sym.packet) or decomposed(b, *args))
+
+    def f(tensors, others):
+        torch._foreach_mul_(tensors, others)
+        torch._foreach_addcmul_(tensors, others, [tensors[3], *tensors[1:]], value=0.5)
+
+    def make():
+        tensors = [torch.arange(1.0, n + 1) for n in (3, 4, 3, 3, 3)] + [torch.arange(1.0, 7)[::2]]
+        return tensors, [*[t + 1 for t in tensors[:4]], *tensors[4:]]
+    ours, theirs = make(), make()
+    tracejit.jit(f, executors=["cpu"], fallback="error")(*ours)
+    f(*theirs)
+    assert all(map(torch.equal, ours[0], theirs[0]))
+    assert run == 4 * ["_foreach_mul_"] + 5 * ["_foreach_addcmul_"]        # shapes, strides, and which tensors are one
 
 
 @pytest.mark.parametrize("step", [fused_sgd, fused_adam, fused_adamw])

@@ -83,7 +83,8 @@ class CpuExecutor(Executor):
         """The region with a function that runs it, or None."""
         if self.broken or len(region.subsymbols) == 1 and not self.allow_single_op_fusion:
             return None
-        if sum(not call_of(b).is_view for b in region.subsymbols) > self.max_region_ops:
+        most = self.max_region_ops
+        if len(region.subsymbols) > most and sum(not call_of(b).is_view for b in region.subsymbols) > most:
             return None
         try:
             source = source_of(region, self.fast)

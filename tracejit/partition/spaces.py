@@ -9,7 +9,6 @@ import math
 from dataclasses import dataclass
 from typing import Optional
 
-
 from ..ir import prims
 from ..ir.cached import cached_property
 from ..ir.proxy import TensorProxy

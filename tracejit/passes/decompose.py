@@ -17,14 +17,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..capture.numbers import NumberNode, number_of
 from ..errors import TraceError
 from ..ir import prims
+from ..ir.alike import metadata_key
 from ..ir.printer import bound_symbol_text
-from ..ir.proxy import TensorConstant, TensorProxy, proxy_of
+from ..ir.proxy import TensorConstant, TensorProxy, is_proxy, proxy_of
 from ..ir.results import told
 from ..ir.symbol import SCHEMAS_THAT_LIE, Symbol, aten_symbol
 from ..ir.trace import BoundSymbol, Trace
 from ..ir.trees import flat_leaves, map_leaves
 from .dce import dce
-from .decompositions import CALLS, RULES, WRITERS
+from .decompositions import CALLS, ITEM_BY_ITEM, RULES, WRITERS
 
 
 def decompose(trace: Trace) -> Trace:
@@ -43,7 +44,9 @@ def _by(rules: dict[Any, Callable], trace: Trace) -> Trace:
     made: list[BoundSymbol] = []
     for b in trace.bound_symbols:
         rule = rules.get(b.sym.fn)
-        parts = _decomposed(b, rule, names) if rule is not None and _fits(b) else None
+        parts = None
+        if rule is not None and _fits(b):
+            parts = (_item_by_item if rule in ITEM_BY_ITEM else _decomposed)(b, rule, names)
         made += [b] if parts is None else parts
     return trace.replace(bound_symbols=tuple(made))
 
@@ -192,6 +195,27 @@ def _decomposed(b: BoundSymbol, rule: Callable, names: Names) -> Optional[list[B
         results = [r.to(o.dtype) if isinstance(o, TensorProxy) and isinstance(r, torch.Tensor) else r
                    for o, r in zip(b.flat_outputs, flat_leaves((results,)))]
     return _renamed(b, recording, results)
+
+
+def _item_by_item(b: BoundSymbol, rule: Callable, names: Names) -> Optional[list[BoundSymbol]]:
+    """The calls that write each tensor of a list: those of one item, for all that are alike."""
+    made: list[BoundSymbol] = []
+    known: dict[Any, tuple[list, list[BoundSymbol]]] = {}      # by kind: the tensors of its first item, and the calls
+    for i, written in enumerate(b.args[0]):
+        args = tuple([a[i:i + 1] if isinstance(a, (list, tuple)) else a for a in b.args])
+        flat = flat_leaves((*args, *b.kwargs.values()))
+        kind = metadata_key(flat)
+        if kind is None or kind not in known:
+            parts = _decomposed(replace(b, args=args, output=[written]), rule, names)
+            if parts is None:
+                return None
+            made += parts
+            known[kind] = flat, parts
+        else:
+            first, parts = known[kind]
+            renamed = dict(zip(filter(is_proxy, first), filter(is_proxy, flat)))
+            made += [c.renamed(lambda x: renamed.get(x, x) if is_proxy(x) else x) for c in parts]
+    return made
 
 
 def _renamed(b: BoundSymbol, recording: Recording, results: list) -> list[BoundSymbol]:

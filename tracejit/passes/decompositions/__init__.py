@@ -4,6 +4,6 @@ Half types: eager's kernels read them, compute in float32 and round once, so do 
 rounded to the recorded dtype where it leaves the rule. A rule that returns NotImplemented leaves the op alone.
 """
 from . import activations, foreach, losses, movement, norms, pointwise, reductions
-from .rules import CALLS, RULES, WRITERS
+from .rules import CALLS, ITEM_BY_ITEM, RULES, WRITERS
 
-__all__ = ["CALLS", "RULES", "WRITERS", "activations", "foreach", "losses", "movement", "norms", "pointwise", "reductions"]
+__all__ = ["CALLS", "ITEM_BY_ITEM", "RULES", "WRITERS", "activations", "foreach", "losses", "movement", "norms", "pointwise", "reductions"]

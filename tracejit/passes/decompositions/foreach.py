@@ -9,7 +9,7 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from .rules import RULES, WRITERS, aten, rounded, writer
+from .rules import ITEM_BY_ITEM, RULES, WRITERS, aten, rounded, writer
 
 _OPS = """abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round rsqrt
     sigmoid sign sin sinh sqrt tan tanh trunc zero add sub mul div clamp_min clamp_max maximum minimum pow addcmul addcdiv lerp
@@ -36,6 +36,7 @@ def _foreach_rules() -> None:
                 op = getattr(aten, plain + suffix, None)
                 if op is not None:
                     table[overload] = _rule(op)
+                    ITEM_BY_ITEM.update({table[overload]} if suffix else ())
 
 
 def _rule(op: Callable) -> Callable:

@@ -14,6 +14,7 @@ aten = torch.ops.aten
 CALLS: ContextVar[Callable] = ContextVar("calls")              # records a call of one of our own operations
 RULES: dict[Any, Callable] = {}
 WRITERS: dict[Any, Callable] = {}                              # of ops that write several tensors, for `unroll`
+ITEM_BY_ITEM: set[Callable] = set()                            # of these, rules that write each tensor of a list by itself
 
 
 def rule(*overloads: Any) -> Callable:
