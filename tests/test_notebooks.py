@@ -69,3 +69,14 @@ def test_notebook_is_committed_with_outputs_small_and_without_noise(path):
 
 def test_there_is_a_notebook():
     assert NOTEBOOKS
+
+
+def test_the_tracer_from_scratch_has_two_hundred_lines():
+    """Whatever stands before the random programs in cells that show nothing; blank lines are not counted."""
+    [path] = [path for path in NOTEBOOKS if path.stem == "05_tracejit_from_scratch"]
+    cells = nbformat.read(path, as_version=4).cells
+    [end] = [n for n, cell in enumerate(cells) if cell.source.startswith("## 6. Is it right?")]
+    silent = [cell for cell in cells[:end] if cell.cell_type == "code" and not cell.outputs]
+    lines = [line for cell in silent for line in cell.source.splitlines() if line.strip()]
+    assert "class Jitted:" in lines and "200 lines" in cells[0].source
+    assert len(lines) <= 200 and max(map(len, lines)) <= 120
