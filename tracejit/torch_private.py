@@ -51,6 +51,8 @@ run_backward: Callable = _find("autograd.graph._engine_run_backward")          #
 set_versions: Callable = _find("_C._autograd._unsafe_set_version_counter")     # (tensors, versions)
 graph_is_kept: Callable[[], bool] = _find("_C._autograd._get_current_graph_task_keep_graph")     # asked in a backward pass
 node_of_its_own: Callable[[torch.Tensor], torch.Tensor] = _find("ops.aten.lift.default")         # the same tensor, one node on
+_creation_meta: Callable = _find("_C._autograd._get_creation_meta")            # of a view: which writes to it autograd refuses
+_creation_metas: Any = _find("_C._autograd.CreationMeta")
 _top_hooks: Callable = _find("_C._autograd._top_saved_tensors_default_hooks")
 _is_wrapped: Callable = _find("_C._functorch.is_functorch_wrapped_tensor")
 _is_functional: Callable = _find("_is_functional_tensor")
@@ -61,6 +63,11 @@ _fakes_decompose: Callable[[torch._ops.OpOverload], bool] = _find("_subclasses.f
 # (module, class, method): what wraps a module and runs collectives of its own around it, which no trace shows.
 DISTRIBUTED_WRAPPERS = (("torch.nn.parallel.distributed", "DistributedDataParallel", "_pre_forward"),
                         ("torch.distributed.fsdp._fully_shard._fsdp_state", "FSDPState", "_root_pre_forward"))
+
+
+def creation_is_plain(view: torch.Tensor) -> bool:
+    """Is a view made by a call that autograd lets writes go through?"""
+    return _creation_meta(view) == _creation_metas.DEFAULT
 
 
 def saved_tensor_hooks() -> Any:

@@ -30,7 +30,7 @@ class Tensor:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    gradient: str = ""              # "", "leaf" or "result" (of an operation outside the program)
+    gradient: str = ""              # "", "leaf" "result" (of an operation outside the program) or "view" (of such a one)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def draw_signature(tape: Tape, options: Options) -> Signature:
         dtype = tape.weighted(DTYPES)
         gradient = ""
         if options.grad and tape.chance(75):
-            dtype, gradient = tape.weighted(DIFFERENTIABLE), tape.pick(("leaf", "result", "result"))
+            dtype, gradient = tape.weighted(DIFFERENTIABLE), tape.pick(("leaf", "result", "result", "view"))
         shape = first_shape if not tensors or tape.chance(70) else tape.weighted(shapes)
         tensors.append(Tensor(name, shape, dtype, gradient))
     packing = tape.weighted(((85, "flat"), (8, "list"), (7, "dict"))) if count > 1 else "flat"
@@ -163,6 +163,10 @@ def _separate(tape: Tape, tensor: Tensor, name: str, seed: int, plain: bool) -> 
     elif tensor.gradient == "result":
         lines += [f"{name}_leaf = {made}.requires_grad_()", f"call.watch({name}_leaf={name}_leaf)"]
         made = f"{name}_leaf * 2"
+    elif tensor.gradient == "view":
+        lines += [f"{name}_leaf = {made}.requires_grad_()", f"{name}_base = torch.stack([{name}_leaf * 2, {name}_leaf * 3])",
+                  f"call.watch({name}_leaf={name}_leaf, {name}_base={name}_base)"]
+        made = f"{name}_base[1]"
     return lines + [f"{name} = {made}"]
 
 

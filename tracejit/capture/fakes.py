@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import contextmanager
-from typing import Iterator, Optional
+from typing import Any, Iterator, Optional
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import UnsupportedError
-from ..torch_private import NEEDS_DATA, FakeTensor, fake_mode, fake_of, is_zero_tensor, unseen_by_function_modes
+from ..torch_private import NEEDS_DATA, FakeTensor, creation_is_plain, fake_mode, fake_of, is_zero_tensor, unseen_by_function_modes
 
 __all__ = ["NEEDS_DATA", "Fakes", "is_fake", "quiet_logs", "real_tensors", "unsupported_tensor"]
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -85,7 +85,11 @@ class Fakes:
         if why:
             raise UnsupportedError(f"{why} cannot be captured: pass a dense torch.Tensor that has data")
         with _disable_current_modes(), unseen_by_function_modes(), torch.inference_mode(real.is_inference()):
-            fake = fake_of(self.mode, real.detach() if _left_its_base(real) else real)
+            apart = may_take_history(real) and not real.is_leaf
+            fake = fake_of(self.mode, real.detach() if apart or _left_its_base(real) else real)
+            if apart:
+                with self.mode, torch.enable_grad():
+                    fake = AsItCame.apply(fake.requires_grad_())
             if (fake.shape, fake.stride(), fake.storage_offset()) != (real.shape, real.stride(), real.storage_offset()):
                 raise UnsupportedError("a tensor whose memory layout fake tensors do not reproduce: "
                                        "pass a copy, as .clone() makes one")
@@ -94,6 +98,23 @@ class Fakes:
             if real.is_leaf and real.grad is not None:
                 self._grads[id(fake)] = fake.grad = self._of[id(real.grad)][1] if id(real.grad) in self._of else self.make(real.grad)
         return fake
+
+
+class AsItCame(torch.autograd.Function):
+    """The same memory, with a history of its own that leads to that of its argument."""
+
+    @staticmethod
+    def forward(ctx: Any, argument: torch.Tensor) -> torch.Tensor:
+        return argument.detach()
+
+    @staticmethod
+    def backward(ctx: Any, tangent: torch.Tensor) -> torch.Tensor:
+        return tangent
+
+
+def may_take_history(t: torch.Tensor) -> bool:
+    """Is it a view to which autograd lets gradients be written, by way of its base?"""
+    return t._is_view() and creation_is_plain(t) and not (t._base.is_leaf and t._base.requires_grad) and not _left_its_base(t)
 
 
 def _left_its_base(t: torch.Tensor) -> bool:

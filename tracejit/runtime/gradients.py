@@ -11,6 +11,7 @@ from typing import Any, Callable, Iterable, Optional, Sequence
 
 import torch
 
+from ..capture.fakes import AsItCame, may_take_history
 from ..capture.gradients_inside import USED_UP
 from ..capture.joint import Joint, Layout, NoSplit
 from ..errors import EagerRefuses, UnsupportedError
@@ -50,22 +51,25 @@ class Differentiable:
         return [(k, objects.index(id(o))) for k, o in enumerate(recorded.output) if id(o) in objects]
 
     def _run(self, *inputs: torch.Tensor) -> tuple:
-        if any([inputs[k]._is_view() or inputs[k].retains_grad for k in self.written]):
-            return self.replay.run(*inputs)                    # autograd takes these to a new history for ops alone
-        call = Call(self, inputs)
+        views = [k for k in self.written if inputs[k]._is_view()]
+        if any([inputs[k].retains_grad for k in self.written]) or not all([may_take_history(inputs[k]) for k in views]):
+            return self.replay.run(*inputs)                    # autograd takes these to a new history for ops alone, or refuses to
+        call = Call(self, inputs, views)
         made: dict[int, torch.Tensor] = {}
-        came = {k: _AsItCame.apply(inputs[k]) for k in self.late}
+        came = {k: AsItCame.apply(inputs[k]) for k in self.late.union(views)}
         for k in self.joint.severed:
             inputs[k].detach_()
         for part in self.parts:
-            written = [inputs[k] for k in part.rebased.values()]
+            written = [inputs[k] for k in part.rebased.values() if k not in views]
             targets = [made[-1 - t] if t < 0 else came.get(t, inputs[t]) for t in part.targets]
-            if written and made:                               # the program has raised their versions, `mark_dirty` does so again
-                set_versions(tuple(written), tuple([t._version - 1 for t in written]))
+            if written and made:
+                _before_it_is_dirty(*written)
             results = _Function.apply(call, part, *targets, *written)
             if len(results) > 1:                               # autograd calls hooks of the results that are reached, not of all
                 results = map(node_of_its_own, results)
             made.update(zip(part.tangents, results))
+            for n in [n for n, k in part.rebased.items() if k in views]:
+                made[n] = _attached(inputs[part.rebased[n]], made[n])
             if part.inner:
                 call.ctx.inner = [weakref.ref(made[n]) for n in part.inner]
             if part.held:
@@ -230,13 +234,24 @@ def _repeatable(joint: Trace) -> bool:
     return not any(b.sym.random or any(w.storage in inputs for w in b.written) for b in joint.bound_symbols)
 
 
+def _before_it_is_dirty(*written: torch.Tensor) -> None:
+    """The program has raised their versions, and `mark_dirty` does so again."""
+    set_versions(written, tuple([t._version - 1 for t in written]))
+
+
+def _attached(view: torch.Tensor, computed: torch.Tensor) -> torch.Tensor:
+    _before_it_is_dirty(view)
+    return _Attach.apply(view, computed)
+
+
 class Call:
     """One forward call on its way through the Functions: the program's inputs go in, its outputs come out."""
 
-    __slots__ = ("of", "inputs", "outputs", "ctx")
+    __slots__ = ("of", "inputs", "views", "outputs", "ctx")
 
-    def __init__(self, of: Differentiable, inputs: tuple) -> None:
-        self.of, self.inputs, self.outputs, self.ctx = of, inputs, None, None
+    def __init__(self, of: Differentiable, inputs: tuple, views: list[int]) -> None:
+        """`views`: the written inputs that are views; autograd takes them to their history one by one."""
+        self.of, self.inputs, self.views, self.outputs, self.ctx = of, inputs, views, None, None
 
 
 class _Function(torch.autograd.Function):
@@ -261,7 +276,8 @@ class _Function(torch.autograd.Function):
         ctx.of, ctx.part, ctx.inner, ctx.held, ctx.spent, call.ctx = of, part, (), (), 0, ctx
         ctx.inputs = [t if t.is_leaf and t.requires_grad else weakref.ref(t) for t in inputs] if of.repeatable else []
         ctx.came = [t._version for t in inputs] if of.repeatable else []
-        written = {n: inputs[k] for n, k in part.rebased.items()}
+        written = {n: inputs[k] for n, k in part.rebased.items() if k not in call.views}
+        ctx.written = len(written)
         if written:
             ctx.mark_dirty(*written.values())
         return tuple([written[n] if n in written else made[of.differentiable[n]].detach() for n in part.tangents])
@@ -272,7 +288,7 @@ class _Function(torch.autograd.Function):
         reached = sum([1 << n for n, t in enumerate(tangents) if t is not None])
         if not reached:                                        # by way of what other results are computed from
             _used_up(ctx, -1)
-            return (None, None, *[None] * (len(part.targets) + len(part.rebased)))
+            return (None, None, *[None] * (len(part.targets) + ctx.written))
         saved = _unwritten(ctx, reached)
         if ctx.own is None:
             raise RuntimeError(_FREED)
@@ -285,7 +301,7 @@ class _Function(torch.autograd.Function):
             return (None, None, *of.differentiable_gradients(part, inputs, ctx.came, tangents))
         kept = part.merged(ctx.own, saved)
         _used_up(ctx, reached)
-        return (None, None, *part.gradients(kept, tangents), *[None] * len(part.rebased))
+        return (None, None, *part.gradients(kept, tangents), *[None] * ctx.written)
 
 
 def _unwritten(ctx: Any, reached: int) -> Sequence[torch.Tensor]:
@@ -310,16 +326,17 @@ def _used_up(ctx: Any, reached: int) -> None:
             ctx.own, ctx.watched = None, ()
 
 
-class _AsItCame(torch.autograd.Function):
-    """An argument that is written, for those who ask for its gradient as it came."""
+class _Attach(torch.autograd.Function):
+    """Gives a view that was written, and its base with it, the history of what was computed for it."""
 
     @staticmethod
-    def forward(ctx: Any, argument: torch.Tensor) -> torch.Tensor:
-        return argument.detach()
+    def forward(ctx: Any, view: torch.Tensor, computed: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(view)
+        return view
 
     @staticmethod
-    def backward(ctx: Any, tangent: torch.Tensor) -> torch.Tensor:
-        return tangent
+    def backward(ctx: Any, tangent: torch.Tensor) -> tuple:
+        return torch.zeros((), dtype=tangent.dtype, device=tangent.device).expand_as(tangent), tangent
 
 
 class Spent:
