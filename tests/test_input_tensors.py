@@ -264,3 +264,30 @@ def test_masked_fill_and_where_need_no_fallback():
         return torch.where(x > 1, x, -x)
 
     assert_parity(program, lambda: [a34()])
+
+
+def test_whether_an_argument_is_a_view_is_guarded():
+    def program(x):
+        return x * 2 if x._is_view() else x * 3
+
+    compiled = tracejit.jit(program, fallback="error")
+    for make in (lambda t: t * 1, lambda t: (t * 1)[:], lambda t: t * 1, lambda t: t[:], lambda t: t.detach()[:], lambda t: t.detach()):
+        for _ in range(2):
+            x = make(torch.ones(3, requires_grad=True))
+            assert torch.equal(compiled(x), program(x))
+
+
+def test_what_an_argument_views_is_no_argument():
+    def program(x):
+        return x * 3 if x._base is None else x._base * 2
+
+    def of_an_intermediate(x):
+        return x.exp()[1:]._base * 2, x[1:]._base
+
+    for function in (program, of_an_intermediate):
+        compiled = tracejit.jit(function, fallback="silent")
+        for make, eagerly in ((lambda t: t * 1, 0), (lambda t: (t * 1)[:], 1), (lambda t: t[:], 2), (lambda t: t * 1, 2)):
+            x = make(torch.ones(3, requires_grad=True))
+            want, got = function(x), compiled(x)
+            assert all(torch.equal(a, b) for a, b in zip(*((r if isinstance(r, tuple) else (r,)) for r in (want, got))))
+            assert compiled.cache_info().fallbacks == eagerly

@@ -92,6 +92,11 @@ def asks_for_an_address(x):
     return (x + 1).data_ptr()
 
 
+@program(args=lambda: (x()[1:],))
+def asks_for_a_base(x):
+    return x._base * 2
+
+
 @program
 def asks_for_a_storage(x):
     return x.untyped_storage().data_ptr()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import contextmanager
-from typing import Any, Iterator, Optional
+from typing import Any, Callable, Iterator, Optional
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -70,6 +70,28 @@ class Fakes:
     def first_grad(self, fake: torch.Tensor) -> Optional[torch.Tensor]:
         """The fake's `.grad` when it was made."""
         return self._grads.get(id(fake))
+
+    def is_view(self, fake: torch.Tensor, reads: list, where: Callable) -> bool:
+        """As the real tensor answers; what an argument answers is noted among the `reads` of the host."""
+        real = self.real_of(fake)
+        if real is None:
+            return fake._is_view()
+        with unseen_by_function_modes():
+            reads.append(("is_view", real, real._is_view()))
+        return reads[-1][-1]
+
+    def base(self, fake: torch.Tensor, reads: list, where: Callable) -> Optional[torch.Tensor]:
+        """What a tensor views; UnsupportedError, at `where()`, for what an argument views: it is none itself."""
+        base = fake._base
+        if self.real_of(fake) is None:
+            inputs = {f.untyped_storage()._cdata for _, f in self._of.values()}
+            if base is None or base.untyped_storage()._cdata not in inputs:
+                return base
+            if self.real_of(base) is not None and not self.is_view(base, reads, where):
+                return base
+        elif not self.is_view(fake, reads, where):
+            return None
+        raise UnsupportedError("_base is no argument of the function: pass it, or ask outside", where=str(where()))
 
     def forget(self) -> None:
         """Let go of the real tensors: what outlives the capture keeps none alive."""

@@ -37,7 +37,7 @@ _T = torch.Tensor
 
 # What acts on autograd or on an object without any ATen call. A program with one of these is replayed call by call.
 _DATA_SET, _GRAD_GET = _T.data.__set__, _T.grad.__get__
-_GRAD_FN_GET, _VERSION_GET = _T.grad_fn.__get__, _T._version.__get__
+_GRAD_FN_GET, _VERSION_GET, _BASE_GET = _T.grad_fn.__get__, _T._version.__get__, _T._base.__get__
 _EFFECTS = frozenset({_T.register_hook, _T.register_post_accumulate_grad_hook, _T.retain_grad, _T.requires_grad_,
                       _T.backward, torch.autograd.backward, torch.autograd.grad, _DATA_SET, _T.grad.__set__,
                       _T.requires_grad.__set__, _T.grad.__delete__})
@@ -127,6 +127,8 @@ class FunctionLevel(TorchFunctionMode):
             return self._refuse(func, args)
         if func == _VERSION_GET or func is _T.data_ptr:
             return self._host_value(func, args[0])
+        if func is _T._is_view or func == _BASE_GET:
+            return (self.fakes.is_view if func is _T._is_view else self.fakes.base)(self._fake(args[0]), self.host_reads, user_line)
         if func is _T.__hash__:
             return id(args[0])                                 # dictionaries keyed by tensors are keyed by the real ones
         if func is _T.untyped_storage:
@@ -239,8 +241,7 @@ class FunctionLevel(TorchFunctionMode):
 
     def _refuse(self, func: Callable, args: tuple) -> Any:
         what = function_symbol(func).name.removeprefix("torch.")
-        fake = self._fake(args[0]) if isinstance(args[0], _T) else None
-        if func == _GRAD_FN_GET and fake is not None and fake.grad_fn is None:
+        if func == _GRAD_FN_GET and self._fake(args[0]).grad_fn is None:
             return None
         raise UnsupportedError(f"{what} needs real memory or leaves torch's operations: "
                                "do it outside of the jitted function", where=str(user_line()))

@@ -60,6 +60,8 @@ def host_value(what: str, tensor: torch.Tensor) -> Any:
     """The value that a program read of a tensor outside of torch's operations."""
     if what == "version":
         return tensor._version
+    if what == "is_view":
+        return tensor._is_view()
     if what == "hooks":
         return has_hooks(tensor)
     if what == "data_ptr":
