@@ -324,3 +324,53 @@ def test_gradients_at_all_lengths_are_eagers(tmp_path):
         found = torch.autograd.grad(jitted(x).square().sum(), [x, *block.parameters()])
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     assert not jitted.replayed_because
+
+
+def layer(x, w):
+    h = F.gelu(F.layer_norm(x * w, x.shape[-1:])) + x
+    return (h.softmax(-1) * x).sum(0) + h.amax(-1).mean()
+
+
+def gradients_of(fn, n):
+    """The gradients of large tensors: each kernel of them has work for two threads."""
+    generator = torch.Generator().manual_seed(n)
+    x, w = (torch.randn(*shape, generator=generator, requires_grad=True) for shape in ((n, 512), (512,)))
+    return torch.autograd.grad(fn(x, w).square().sum(), (x, w))
+
+
+@pytest.fixture(params=[1, 2], ids="{} threads of torch".format)
+def torch_threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def test_gradients_of_large_tensors_at_many_sizes(tmp_path, torch_threads):
+    fuser = executor(tmp_path)
+    jitted = tracejit.jit(layer, executors=[fuser], fallback="error")
+    built = []
+    for n in (600, 601, 777, 900, 1024):
+        torch.testing.assert_close(gradients_of(jitted, n), gradients_of(layer, n), rtol=1e-4, atol=1e-4)
+        built.append(fuser.cache.built)
+    assert not jitted.replayed_because and jitted.cache_info().entries == 5
+    assert any(source_of_kernel(k).threads > 1 for k in jitted.kernels) and built[1] == built[-1]      # one text of known sizes, one of others
+
+
+def test_threads_take_gradients_at_sizes_that_share_code(tmp_path, torch_threads):
+    jitted = tracejit.jit(layer, executors=[executor(tmp_path)], fallback="error")
+    sizes = (600, 601, 777, 900)
+    expected = {n: (gradients_of(jitted, n), gradients_of(jitted, n))[1] for n in sizes}
+    wrong, ready = [], threading.Barrier(8)
+
+    def work(k):
+        ready.wait()
+        for n in (*sizes[k % 4:], *sizes[:k % 4]) * 3:
+            got = gradients_of(jitted, n)
+            wrong.extend(n for a, b in zip(got, expected[n]) if not torch.equal(a, b))
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and jitted.cache_info().misses == len(sizes)
