@@ -37,11 +37,13 @@ HEADLINES = [
     Workload("sigmoid and digamma, alternating", sigmoid_digamma, lambda: (torch.rand(1024, 1024) + 0.5,)),
 ]
 
-# Rows as long as a block holds, and longer ones, by a block and shared; columns, which nobody holds.
-LONG_ROWS = [*(Workload(f"layer_norm ({rows}, {n:,})", lambda x: F.layer_norm(x, x.shape[-1:]), lambda rows=rows, n=n: (torch.randn(rows, n),))
-               for rows, n in [(64, 1 << 15), (64, 1 << 17), (4, 1 << 20)]),
-             Workload("softmax (4, 1,048,576)", lambda x: torch.softmax(x, -1), lambda: (torch.randn(4, 1 << 20),)),
-             Workload("softmax of columns (4096, 1024)", lambda x: torch.softmax(x, 0), lambda: (torch.randn(4096, 1024),))]
+# Rows and columns that a block holds, and longer ones, by a block and shared.
+HELD = [Workload("layer_norm (64, 32,768)", lambda x: F.layer_norm(x, x.shape[-1:]), lambda: (torch.randn(64, 1 << 15),)),
+        Workload("softmax of channels (8, 128, 4096)", lambda x: torch.softmax(x, 1), lambda: (torch.randn(8, 128, 4096),))]
+LONGER = [*(Workload(f"layer_norm ({rows}, {n:,})", lambda x: F.layer_norm(x, x.shape[-1:]), lambda rows=rows, n=n: (torch.randn(rows, n),))
+            for rows, n in [(64, 1 << 17), (4, 1 << 20)]),
+          Workload("softmax (4, 1,048,576)", lambda x: torch.softmax(x, -1), lambda: (torch.randn(4, 1 << 20),)),
+          Workload("softmax of columns (4096, 1024)", lambda x: torch.softmax(x, 0), lambda: (torch.randn(4096, 1024),))]
 
 
 def least_bytes(workload, args):
@@ -80,7 +82,7 @@ def main():
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
-    chosen = [w for w in [*HEADLINES, *WORKLOADS, *LONG_ROWS] if not options.names or any(n in w.name for n in options.names)]
+    chosen = [w for w in [*HEADLINES, *WORKLOADS, *HELD, *LONGER] if not options.names or any(n in w.name for n in options.names)]
     heads = ["workload", "regions", "launches", "left to torch", "MB", "least MB", "ratio", "registers", "shared", "spills", "widest access"]
     print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
     for w in chosen:

@@ -10,12 +10,12 @@ pytestmark = needs_nvrtc
 MORE = {                                                       # and why
     "sigmoid and digamma, alternating": "torch computes digamma",
     "sigmoid/digamma alternating": "torch computes digamma",
-    **dict.fromkeys((w.name for w in cuda_facts.LONG_ROWS[1:]), "longer than what a block holds"),
+    **dict.fromkeys((w.name for w in cuda_facts.LONGER), "longer than what a block holds"),
     "heat stencil, slice assignment": "neighbours read what would be overwritten",
 }
 
 
-@pytest.mark.parametrize("workload", thin([*cuda_facts.HEADLINES, *WORKLOADS, *cuda_facts.LONG_ROWS], 9), ids=lambda w: w.name)
+@pytest.mark.parametrize("workload", thin([*cuda_facts.HEADLINES, *WORKLOADS, *cuda_facts.HELD, *cuda_facts.LONGER], 9), ids=lambda w: w.name)
 def test_kernels_move_the_least(workload):
     found = cuda_facts.facts(workload, "sm_90")
     assert found["spills"] == 0 and found["regions"]

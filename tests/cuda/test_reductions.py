@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional as F
 
 import tracejit
-from proof import needs_nvrtc, prove, summed
+from proof import ARCHITECTURES, assert_facts, needs_nvrtc, prove, summed
 from programs import scaled_by_its_rows, softmax, values
 from shim import ORDERS
 
@@ -51,10 +51,28 @@ def test_a_single_row_is_one_kernel_with_what_is_computed_of_its_results(shape):
     prove(lambda x: F.layer_norm(x, (1024,)), torch.randn(shape), kernels=1, close=summed)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(2, 21, 260), (2, 100, 68), (1, 5, 3)])
+def test_short_columns_are_read_once(shape, dtype):
+    x = values(shape, dtype)
+    for fn in (lambda x: torch.softmax(x, 1), lambda x: torch.std(x, 1)):
+        lowered, (counts,) = prove(fn, x, kernels=1, close=summed, orders=tuple(ORDERS))
+        assert {int(n) for key, t in counts.loads.items() if not isinstance(key, str) for n in t.unique()} <= {0, 1}
+        assert lowered.kernels[0].bytes_read == x.nbytes
+
+
 def test_columns_that_are_read_again_are_counted():
-    x = torch.empty(300, 1024)
+    x = torch.empty(2000, 1024)
     (kernel,) = tracejit.lower(lambda x: torch.softmax(x, 0), x).kernels
     assert kernel.bytes_read == 3 * x.nbytes
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("n", [64, 256, 3000])
+def test_workers_of_a_column_have_registers_enough(n, dtype):
+    (kernel,) = tracejit.lower(lambda x: torch.std(x, 1), torch.empty(2, n, 64, dtype=dtype)).kernels
+    for arch in ARCHITECTURES:
+        assert_facts(kernel, arch)
 
 
 def test_a_column_is_walked_by_neighbouring_threads():

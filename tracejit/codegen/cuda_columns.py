@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Callable
+from typing import Callable, Iterable
 
 from .c import Block, Writer
 from .chunks import Chunk, chunked, width_of
 from .cuda import Function, Parameter, dialect_of
 from .cuda_online import online
 from .cuda_rows import (
-    WARP, accumulator, finished, first, fold_all, folded, once, pass_of, read_again, reload_hazard, row_chunk, walk_pair)
+    KEPT_BYTES, MOST_THREADS, WARP, accumulator, finished, first, fold_all, folded, once, pass_of, read_again, reload_hazard, row_chunk,
+    several, walk_pair)
 from .cuda_schedules import THREADS, Lanes, function, heavy_operations, nothing, place
 from .index import Var
 from .kernel import Expr, Kernel, Reduction, Stage, below
 
 MOST_SPLITS = 1024           # blocks that share a row
 FILLED = 256                 # blocks that keep a device busy
+HELD_BYTES = 64 << 10        # of columns, that a block keeps in registers
 SHARED_BYTES = 32 << 10      # for what workers of a column exchange
 
 
@@ -29,7 +31,8 @@ SHARED_BYTES = 32 << 10      # for what workers of a column exchange
 
 @dataclass
 class Columns:
-    """across: chunks of columns of a block, one a thread; workers: threads of one chunk; splits: blocks of one chunk."""
+    """across: chunks of columns of a block, one a thread; workers: threads of one chunk; splits: blocks of one chunk.
+    kept: loads that stay in registers, by the stage that comes first."""
 
     lane: Var
     chunk: Chunk
@@ -37,6 +40,7 @@ class Columns:
     across: int
     workers: int
     splits: int
+    kept: dict[Expr, int]
 
     @property
     def loops(self) -> list[Var]:
@@ -54,12 +58,13 @@ class Columns:
 def column(k: Kernel, vector: bool) -> list[Function]:
     w = Writer(k, dialect_of(k))
     c = _columns(k, vector)
-    k.bytes_again = read_again(k, set(k.inner))
+    k.bytes_again = read_again(k, set(k.inner), c.kept)
     if c.splits > 1:
         return _split(w, k, _ColumnParts(w, k, c))
     body = _column_head(w, c)
-    for stage in k.stages:
-        _column_stage(w, k, stage, body, c)
+    body += [f"tj_vec<{w.d.memory[e.dtype]}, {c.chunk.width}> k{e.number}[{-(-k.inner_size // c.workers)}];" for e in c.kept]
+    for n, stage in enumerate(k.stages):
+        _column_stage(w, k, n, stage, body, c)
         for r in stage.reductions:
             body.append(f"{w.d.register[r.dtype]} r{r.number}[{c.chunk.width}];")
             body += _across_workers(w, r, c, f"r{r.number}[q] = v;")
@@ -80,8 +85,8 @@ def _columns(k: Kernel, vector: bool) -> Columns:
     lane = min(k.outer, key=stride)
     rest = [v for v in k.outer if v != lane]
     width = width_of(k, lane, heavy_operations(k), ragged=False) if vector else 1
-    words = sum(len(stage.reductions) for stage in k.stages) * 8 * THREADS
-    while width > 1 and width * words > SHARED_BYTES:
+    words = sum(max(r.dtype.itemsize, 4) for stage in k.stages for r in stage.reductions)
+    while width > 1 and width * words * THREADS > SHARED_BYTES:
         width //= 2
     chunk = chunked(k, lane, width)
     units = math.prod(v.size for v in rest) * chunk.u.size
@@ -93,7 +98,19 @@ def _columns(k: Kernel, vector: bool) -> Columns:
         workers *= 2
     blocks = -(-units // across)
     splits = max(1, min(FILLED // blocks, k.inner_size // (8 * workers)))
-    return Columns(lane, chunk, rest, across, workers, splits)
+    kept = {e: stages[0] for e, stages in several(k, set(k.inner)).items() if not e.args}
+    held = workers
+    while held * across < MOST_THREADS and not _held(k, kept, width, held, across) and 2 * held * across * width * words <= SHARED_BYTES:
+        held *= 2
+    if kept and _held(k, kept, width, held, across):
+        return Columns(lane, chunk, rest, across, held, 1, kept)
+    return Columns(lane, chunk, rest, across, workers, splits, {})
+
+
+def _held(k: Kernel, kept: Iterable[Expr], width: int, workers: int, across: int) -> bool:
+    """Can the workers of a column keep its chunks? Halves are floats in registers."""
+    each = -(-k.inner_size // workers) * width * sum(max(e.dtype.itemsize, 4) for e in kept)
+    return each <= min(KEPT_BYTES, HELD_BYTES // (workers * across))
 
 
 def _column_head(w: Writer, c: Columns, block: str = "blockIdx.x", split: str = "") -> Block:
@@ -106,7 +123,7 @@ def _column_head(w: Writer, c: Columns, block: str = "blockIdx.x", split: str = 
     return body
 
 
-def _column_stage(w: Writer, k: Kernel, stage: Stage, body: Block, c: Columns) -> None:
+def _column_stage(w: Writer, k: Kernel, n: int, stage: Stage, body: Block, c: Columns) -> None:
     """w0, w1, ...: what this thread's rows fold to, by lane."""
     width, t, total = c.chunk.width, w.d.index_type, c.workers * c.splits
     for r in stage.reductions:
@@ -116,10 +133,15 @@ def _column_stage(w: Writer, k: Kernel, stage: Stage, body: Block, c: Columns) -
         inside, lanes = Block(), Lanes(w, c.chunk)
         lanes.columns = True
         place(w, inside, "e", k.inner)
+        lanes.kept = {e: f"k{e.number}[c]" for e, s in c.kept.items() if s < n}
+        lanes.filled = {e: f"k{e.number}[c]" for e, s in c.kept.items() if s == n}
         lanes.write(inside, stage.roots, stage.stores, lambda: fold_all(w, stage.reductions, "[q]"))
         start = f"s * {c.workers} + y" if c.splits > 1 else "y"
-        walk = f"for ({t} e = {start}; e < {k.inner_size}; e += {total}) {{"
-        body += ["if (live) {", Block(["#pragma unroll 4", walk, inside, "}"]), "}"]
+        walk = ["#pragma unroll 4", f"for ({t} e = {start}; e < {k.inner_size}; e += {total}) {{"]
+        if c.kept:
+            walk = ["#pragma unroll", f"for (int c = 0; c < {-(-k.inner_size // c.workers)}; c++) {{"]
+            inside[:0] = [f"const {t} e = c * {c.workers} + y;", f"if (e >= {k.inner_size}) continue;"]
+        body += ["if (live) {", Block([*walk, inside, "}"]), "}"]
 
 
 def _across_workers(w: Writer, r: Reduction, c: Columns, use: str) -> Block:
@@ -132,7 +154,7 @@ def _across_workers(w: Writer, r: Reduction, c: Columns, use: str) -> Block:
         f"__shared__ {kind} s{n}[{c.across * c.workers * width}];",
         *each, Block([f"s{n}[(y * {width} + q) * {step} + x] = w{n}[q];"]), "__syncthreads();",
         each[0], each[1] + " {",
-        Block([f"{kind} v = s{n}[q * {step} + x];", f"for (int m = 1; m < {c.workers}; m++) {next_worker}", use]), "}"])
+        Block([f"{kind} v = s{n}[q * {step} + x];", "#pragma unroll 4", f"for (int m = 1; m < {c.workers}; m++) {next_worker}", use]), "}"])
 
 
 # ------------------------------------------------------------ rows that blocks share
@@ -220,7 +242,7 @@ class _ColumnParts:
                 f"for (int q = 0; q < {width}; q++) r{n}[q] = done{n}[(live ? unit : 0) * {width} + q];"]
 
     def stage(self, stage: Stage, body: Block) -> None:
-        _column_stage(self.w, self.k, stage, body, self.c)
+        _column_stage(self.w, self.k, 0, stage, body, self.c)
         for r in stage.reductions:
             n, width = r.number, self.c.chunk.width
             place_of_part = f"part{n}[s * {self.k.outer_size} + unit * {width} + q]"

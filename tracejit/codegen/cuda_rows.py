@@ -123,10 +123,10 @@ def row_chunk(k: Kernel, vector: bool) -> tuple[Chunk, list[Var]]:
 
 def _kept(k: Kernel, chunk: Chunk, loops: list[Var]) -> dict[Expr, int]:
     """Loads that vary along the row and that several stages need, by the stage that comes first."""
-    return {e: stages[0] for e, stages in _several(k, {*loops, *chunk.moving}).items() if not e.args}
+    return {e: stages[0] for e, stages in several(k, {*loops, *chunk.moving}).items() if not e.args}
 
 
-def _several(k: Kernel, walked: set[Var]) -> dict[Expr, list[int]]:
+def several(k: Kernel, walked: set[Var]) -> dict[Expr, list[int]]:
     """Loads that change as `walked` do and that several stages need, with those stages."""
     used: dict[Expr, list[int]] = {}
     for n, stage in enumerate(k.stages):
@@ -139,7 +139,7 @@ def _several(k: Kernel, walked: set[Var]) -> dict[Expr, list[int]]:
 def read_again(k: Kernel, walked: set[Var], kept: Container[Expr] = (), together: int = 1) -> int:
     """Bytes that later stages read anew. walked: variables of a row; kept: in registers; together: first stages that are one pass."""
     found = 0
-    for e, stages in _several(k, walked).items():
+    for e, stages in several(k, walked).items():
         passes = len({max(n, together - 1) for n in stages})
         found += (passes - 1) * math.prod(v.size for v in variables(e)) * e.dtype.itemsize if e not in kept else 0
     return found
