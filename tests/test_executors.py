@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tracejit
 from tracejit.executors import registry
-from tracejit.executors.torch_fallback import TORCH
+from tracejit.executors.torch_fallback import TORCH, public_function
 from tracejit.ir.symbol import Symbol
 
 from cases.handmade import aten, call, tensor
@@ -294,6 +294,15 @@ def test_the_choice_depends_on_the_kinds_of_the_arguments():
     assert taken(call(aten.div.Scalar, (f32(), 2.0))) is aten.div.Scalar
     assert taken(call(aten.pow.Tensor_Scalar, (f32(), 2))) is torch.pow
     assert taken(call(aten.pow.Tensor_Tensor, (f32(), f32("y")))) is torch.pow
+
+
+def test_the_choice_for_one_size_holds_for_others():
+    assert taken(call(aten.view.default, (f32(), [2, 3]))) is torch.Tensor.view
+    before = public_function.cache_info().misses
+    assert taken(call(aten.view.default, (f32(), [7, 3]))) is torch.Tensor.view
+    assert public_function.cache_info().misses == before
+    taken(call(aten.view.default, (f32(), [-1, 3])))
+    assert public_function.cache_info().misses == before + 1
 
 
 def test_numbers_that_compare_equal_are_different_arguments():

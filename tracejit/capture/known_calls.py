@@ -12,9 +12,8 @@ from ..ir.alike import metadata_key, structure_key
 from ..ir.results import Told
 from ..ir.symbol import Symbol
 from ..ir.trees import flat_leaves, map_leaves, with_leaves
-from ..torch_private import (FakeTensorMode, bare_tensor, decomposition_on_fakes, fake_over, has_fake_rule, new_fake,
+from ..torch_private import (FakeTensorMode, bare_tensor, below_dispatch_modes, decomposition_on_fakes, fake_over, has_fake_rule, new_fake,
                              unseen_by_function_modes)
-from .fakes import real_tensors
 
 UNKNOWN = object()
 _DEVICE_OF = torch.Tensor.device.__get__
@@ -125,7 +124,7 @@ def on_view(sym: Symbol, args: tuple, kwargs: dict, mode: FakeTensorMode) -> Any
     if others or viewed is not args[0] or viewed.is_conj() or viewed.is_neg() or viewed.constant is not None:
         return UNKNOWN
     device = viewed.device
-    with real_tensors():
+    with below_dispatch_modes(), unseen_by_function_modes(), torch.no_grad():
         out = sym.overload(bare_tensor(viewed), *args[1:], **kwargs)
         if any(o.is_conj() or o.is_neg() for o in flat_leaves((out,))):
             return UNKNOWN

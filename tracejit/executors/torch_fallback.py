@@ -39,7 +39,7 @@ class TorchFallback(Executor):
 
 
 def _signature(b: BoundSymbol) -> tuple[Hashable, Any]:
-    """Kinds of the arguments: what the choice of an overload depends on."""
+    """Kinds of the arguments: what the choice of an overload depends on. Which size, of those above 1, is all the same."""
     flat, spec = tree_flatten((b.args, b.kwargs))
     kinds = tuple((len(a.shape), a.dtype, a.conj) if isinstance(a, TensorProxy) else (type(a), _hashable(a))
                   for a in map(some_number, flat))
@@ -47,6 +47,8 @@ def _signature(b: BoundSymbol) -> tuple[Hashable, Any]:
 
 
 def _hashable(a: Any) -> Any:
+    if type(a) is int:
+        return min(a, 2)
     return a if isinstance(a, (int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout,
                                torch.memory_format)) else None
 
