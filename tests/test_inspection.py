@@ -13,7 +13,7 @@ import tracejit
 from tracejit.__main__ import main
 from tracejit.errors import TraceError
 from tracejit.inspection import graph as graph_module, html
-from tracejit.inspection.kernels import in_bytes
+from tracejit.inspection.kernels import in_bytes, in_time
 from tracejit.inspection.samples import copies_sharing_memory, sample_inputs
 
 
@@ -263,7 +263,8 @@ def test_bisect_finds_nothing_where_nothing_is_wrong(decoded):
     assert tracejit.bisect(decoded, *decode_arguments()) is None
 
 
-def test_sizes_are_told_in_three_digits():
+def test_sizes_and_times_are_told_in_three_digits():
+    assert [in_time(t) for t in (3.21e-7, 4.5e-6, 0.0230495, 2.5)] == ["0.321 us", "4.5 us", "23 ms", "2.5 s"]
     assert [in_bytes(n) for n in (0, 999, 1500, 2_000_000, 3.21e9, 5e12)] == [
         "0 B", "999 B", "1.5 kB", "2 MB", "3.21 GB", "5e+03 GB"]
 

@@ -95,7 +95,14 @@ def test_a_name_that_c_has_for_something_else_is_another():
         return i0 * k0
     [kernel] = kernels_of(program, torch.randn(64), torch.randn(64))
     declared = re.findall(r"const float (\w+) = ", kernel.source)
-    assert declared[-5:-1] == ["double_2", "lo_2", "k0_2", "i0_2"]
+    assert declared[-5:-1] == ["double_2", "lo_2", "k0", "i0_2"]
+    assert "*restrict a = p[" in kernel.source
+    KernelCache().load(kernel.source)
+
+
+def test_a_name_is_left_to_an_argument_where_threads_combine_what_they_reduced():
+    [kernel] = kernels_of(lambda a, task: ((a * task).sum(), a.amax()), torch.randn(1 << 20), torch.randn(1 << 20))
+    assert "*restrict a = p[" in kernel.source and "*restrict task_2 = p[" in kernel.source
     KernelCache().load(kernel.source)
 
 

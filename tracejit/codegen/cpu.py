@@ -106,8 +106,8 @@ def _task(body: Body) -> list[str]:
     for n, _ in enumerate(body.blocks):
         low, high = (bound.format(u=u, t=t) for t in ("t", "(t + 1)"))
         lines += [f"static void NAME_task{n}(void *q) {{",
-                  "  NAME_args *a = q; i64 t = omp_get_thread_num(), n = omp_get_num_threads();",
-                  f"  NAME_range{n}(a->p, {low}, {high}, a->part + t * {8 * body.slots}, a->done, a->err); }}"]
+                  "  NAME_args *task = q; i64 t = omp_get_thread_num(), n = omp_get_num_threads();",
+                  f"  NAME_range{n}(task->p, {low}, {high}, task->part + t * {8 * body.slots}, task->done, task->err); }}"]
     return lines
 
 
@@ -132,10 +132,10 @@ def _entry(kernel: Kernel, w: Writer, body: Body, pointers: Block) -> list[str]:
         lines += Block([pointers]).text(0)
     else:
         lines.append("  char *part = 0, *done = 0;")
-    lines.append("  NAME_args a = {p, part, done, &bad};")
+    lines.append("  NAME_args task = {p, part, done, &bad};")
     for n, block in enumerate(body.blocks):
         if len(block):
-            lines += [f"  if (nt > 1) GOMP_parallel(NAME_task{n}, &a, nt, 0);",
+            lines += [f"  if (nt > 1) GOMP_parallel(NAME_task{n}, &task, nt, 0);",
                       f"  else NAME_range{n}(p, 0, {body.units}, part, done, &bad);"]
         if body.combine and len(body.combine[n]):
             lines += ["  {", *body.combine[n].text(2), "  }"]

@@ -73,7 +73,8 @@ class _Function:
     def written(self, text: str) -> str:
         """The text with other names, and with lines of the program."""
         used = dict.fromkeys(_VARIABLE.findall(text))
-        taken = set(re.findall(r"(?<![\w.])[A-Za-z_]\w*", text)) - set(used) | _KEYWORDS
+        beside = "".join(part for part in re.split(r"\n(?=\w)", text) if _VARIABLE.search(part))      # in the same functions
+        taken = set(re.findall(r"(?<![\w.])[A-Za-z_]\w*", beside)) - set(used) | _KEYWORDS
         names: dict[str, str] = {}
         for old in sorted(used, key=lambda v: ("atr".index(v[0]), v not in self.wanted, v.startswith("row"), v)):
             names[old] = _free(self._name(old, names), taken)

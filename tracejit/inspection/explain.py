@@ -8,7 +8,7 @@ from typing import Iterator, Sequence
 from ..executors.registry import Executor
 from ..ir.trace import BoundSymbol, Trace, walk
 from .html import folded, framed, trace_html
-from .kernels import Kernel, in_bytes, kernels_of, moved
+from .kernels import Kernel, in_bytes, in_time, kernels_of, moved
 
 MOST_OPEN = 20               # a longer part of a page is folded at first
 
@@ -69,7 +69,7 @@ class Explanation:
     def _kernel_row(self, k: Kernel) -> tuple:
         took = self.seconds.get(k.name, 0.0)
         speed = f"{(k.bytes_read + k.bytes_written) / took / 1e9:.1f}" if took else ""
-        return k.name, ", ".join(k.lines), moved(k), f"{took * 1e6:.1f} us" if took else "", speed
+        return k.name, ", ".join(k.lines), moved(k), in_time(took) if took else "", speed
 
     @property
     def summary(self) -> str:

@@ -139,6 +139,12 @@ def in_bytes(count: float) -> str:
     return f"{count:.3g} {unit}"
 
 
+def in_time(seconds: float) -> str:
+    """`1.5 us`: three digits."""
+    unit, length = next((u for u in (("s", 1), ("ms", 1e-3), ("us", 1e-6)) if seconds >= u[1]), ("us", 1e-6))
+    return f"{seconds / length:.3g} {unit}"
+
+
 def kernels_of(traces: list[Trace]) -> list[Kernel]:
     """Those of the last stage, in the order in which they run."""
     return [Kernel(b, traces[0]) for b in traces[-1].regions] if traces else []
