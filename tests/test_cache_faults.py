@@ -21,6 +21,7 @@ import tracejit
 from tracejit.errors import FallbackWarning
 from tracejit.executors.cpu import CpuExecutor
 from tracejit.executors.kernel_cache import KernelCache, PartInC
+from tracejit.runtime import gradients
 
 pytestmark = [pytest.mark.compiler, pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")]
 
@@ -304,6 +305,26 @@ def test_a_fork_while_another_thread_loads(tmp_path):
         assert cache.load(text).answer() == 42
     assert ended_well(in_child(child), 20)
     loading.join()
+
+
+def test_a_fork_while_another_thread_compiles_a_backward_pass(tmp_path):
+    jfn, x = jitted(tmp_path, lambda x: torch.tanh(x) * x + 1), torch.randn(4, 3, requires_grad=True)
+    result, started = jfn(x), threading.Event()
+
+    def compile_slowly():
+        with gradients._lock:
+            started.set()
+            time.sleep(0.3)
+    compiling = threading.Thread(target=compile_slowly)
+    compiling.start()
+    assert started.wait(20)
+
+    def child():
+        tangent = torch.ones(3, 4).t()                         # laid out as no program is for yet
+        wanted = torch.autograd.grad(torch.tanh(x) * x + 1, x, tangent)
+        torch.testing.assert_close(torch.autograd.grad(result, x, tangent), wanted)
+    assert ended_well(in_child(child), 20)
+    compiling.join()
 
 
 # ------------------------------------------------------------ threads

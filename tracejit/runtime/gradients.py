@@ -5,7 +5,6 @@ tangents of a new layout, or without one of them, records and compiles a program
 """
 from __future__ import annotations
 
-import threading
 import weakref
 from typing import Any, Callable, Iterable, Optional, Sequence
 
@@ -15,12 +14,13 @@ from ..capture.fakes import AsItCame, may_take_history
 from ..capture.gradients_inside import USED_UP
 from ..capture.joint import Joint, Layout, NoSplit
 from ..errors import EagerRefuses, UnsupportedError
+from ..executors.compile_lock import CompileLock
 from ..ir.proxy import TensorProxy
 from ..ir.trace import Trace
 from ..torch_private import autocast_is_on, graph_is_kept, node_of_its_own, set_versions
 from .program import Program
 
-_lock = threading.RLock()
+_lock = CompileLock()
 
 
 class Differentiable:
