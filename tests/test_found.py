@@ -5,6 +5,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -359,3 +360,13 @@ def test_an_operation_of_the_users_own_runs_once_a_call():
     for _ in range(3):
         assert torch.equal(jitted(torch.ones(3, 4)), torch.full((3, 4), 3.0))
     assert calls == [(3, 4)] * 3
+
+
+@pytest.mark.parametrize("shape, stride", [((4, 1), (1, 4)), ((3, 1, 2), (2, 7, 1)), ((1, 3), (1, 1))])
+@pytest.mark.parametrize("program", [torch.isposinf, torch.isneginf, torch.sinc, F.silu])
+def test_what_one_operation_is_made_of_keeps_its_strides(program, shape, stride):
+    """Of dims of size 1, kernels without data choose other strides than those with data."""
+    x = torch.rand(20).as_strided(shape, stride)
+    for fused in (False, True):
+        jitted = tracejit.jit(program, fallback="error", executor_options={"cpu": {"allow_single_op_fusion": fused}})
+        assert jitted(x).stride() == program(x).stride()

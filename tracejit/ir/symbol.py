@@ -42,7 +42,7 @@ SCHEMAS_THAT_LIE: dict[Any, Callable[[tuple], tuple[int, ...]]] = {
 # not contiguous: found by comparing them over torch's op database, with arguments laid out in several ways.
 LAYOUTS_THAT_LIE = frozenset("""roll flip channel_shuffle copysign div floor_divide heaviside ldexp log_sigmoid_forward logaddexp
     logaddexp2 logical_and logical_or logical_xor native_batch_norm native_dropout_backward normal special_xlog1py xlogy pow
-    _native_batch_norm_legit max_unpool2d""".split())
+    _native_batch_norm_legit max_unpool2d isposinf isneginf""".split())
 
 # Ops that fail on the values of their arguments: no schema and no tag says so. Stems of names, so that variants are meant too.
 _RAISES_ON_INDEX = ("index", "gather", "scatter", "take", "embedding", "put", "bincount", "nll_loss", "_assert")

@@ -19,7 +19,7 @@ from ..errors import TraceError
 from ..ir import prims
 from ..ir.alike import metadata_key
 from ..ir.printer import bound_symbol_text
-from ..ir.proxy import TensorConstant, TensorProxy, is_proxy, proxy_of
+from ..ir.proxy import TensorConstant, TensorProxy, contiguous_stride, is_proxy, proxy_of
 from ..ir.results import told
 from ..ir.symbol import SCHEMAS_THAT_LIE, Symbol, aten_symbol
 from ..ir.trace import BoundSymbol, Trace
@@ -218,6 +218,11 @@ def _item_by_item(b: BoundSymbol, rule: Callable, names: Names) -> Optional[list
     return made
 
 
+def _strides_of_ones_are_open(call: BoundSymbol) -> bool:
+    """Dims of size 1 may get other strides of a kernel than of meta tensors, where those of an operand are not the usual ones."""
+    return any(1 in a.shape and a.stride != contiguous_stride(a.shape) for a in call.tensor_args)
+
+
 def _renamed(b: BoundSymbol, recording: Recording, results: list) -> list[BoundSymbol]:
     """The recorded calls with the recorded names of the results; another layout is one more copy, free inside a kernel."""
     made = {o: c for c in recording.calls for o in c.tensor_outputs if o not in c.tensor_args}
@@ -230,7 +235,7 @@ def _renamed(b: BoundSymbol, recording: Recording, results: list) -> list[BoundS
         if p is None or p.shape != o.shape:
             raise TraceError(f"the decomposition of {bound_symbol_text(b)} makes {p!r} for {o!r}", where=str(b.source))
         owned = p in made and not any(a.storage == p.storage for a in made[p].tensor_args)
-        if owned and p not in final and p.stride == o.stride:
+        if owned and p not in final and p.stride == o.stride and not _strides_of_ones_are_open(made[p]):
             final[p] = o
         else:
             copies.append((p, o))
