@@ -74,11 +74,17 @@ def test_what_was_dropped_is_gone(program, times):
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_arguments_and_results_go_while_the_jit_stays(program):
-    made = program(4)
-    jfn, watched = made[0], [weakref.ref(o) for o in made[-2:]]
-    del made
-    assert [w() for w in watched] == [None] * 2 and jfn.cache_info().entries
+@pytest.mark.parametrize("times", [1, 4], ids=["compiled", "cached"])
+def test_arguments_and_results_go_while_the_jit_stays(program, times):
+    gc.collect()
+    gc.disable()                                               # at once, not when the collector comes
+    try:
+        made = program(times)
+        jfn, watched = made[0], [weakref.ref(o) for o in made[-2:]]
+        del made
+        assert [w() for w in watched] == [None] * 2 and jfn.cache_info().entries
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

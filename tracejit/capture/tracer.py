@@ -130,8 +130,9 @@ class _Capture:
 
     def close(self) -> None:
         """Let go of everything, cycles too: arguments and results are the caller's."""
-        for part in (self.level.recorder, self.level, self):
-            part.__dict__.clear()
+        for part in (self.level.recorder, self.level, self.__dict__.get("reads"), self):
+            if part is not None:
+                part.__dict__.clear()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
