@@ -28,7 +28,7 @@ from bench_models import models, processes
 from bench_training import memory, training
 import timing
 from timing import compile_with_inductor, compile_with_tracejit, in_units, seconds, take_turns
-from workloads import WORKLOADS
+from workloads import WORKLOADS, least_bytes
 
 SAMPLE_SECONDS = 0.01        # a sample repeats calls until it takes about this long
 
@@ -62,20 +62,13 @@ def check(workload, jitted, args):
     return wanted, theirs
 
 
-def bytes_moved(workload, args, result, after):
-    if workload.moved is not None:
-        return workload.moved
-    before, after = tree_leaves(args), tree_leaves(after)
-    written = [a for a, b in zip(after, before) if not torch.equal(a, b)]
-    return sum(t.nbytes for t in [*before, *written, *tree_leaves(result)] if isinstance(t, torch.Tensor))
-
-
 def measure(workload, opts):
     args = workload.make()
     with tempfile.TemporaryDirectory() as kernels:
         jitted = compile_with_tracejit(workload.fn, kernels)
         first = seconds(jitted, copied(args))
-        moved = bytes_moved(workload, args, *check(workload, jitted, args))
+        result, after = check(workload, jitted, args)
+        moved = least_bytes(workload, args, after, result)
         ways, inductor_first = [workload.fn, jitted], None
         if opts.inductor:
             ways.append(compile_with_inductor(workload.fn))

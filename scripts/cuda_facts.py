@@ -15,10 +15,10 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).res
 
 import torch
 from torch.nn import functional as F
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_map
 
 import tracejit
-from workloads import WORKLOADS, Workload
+from workloads import WORKLOADS, Workload, least_bytes
 
 
 def layer_norm(x, weight, bias):
@@ -46,16 +46,11 @@ LONGER = [*(Workload(f"layer_norm ({rows}, {n:,})", lambda x: F.layer_norm(x, x.
           Workload("softmax of columns (4096, 1024)", lambda x: torch.softmax(x, 0), lambda: (torch.randn(4096, 1024),))]
 
 
-def least_bytes(workload, args):
-    """Arguments and results once, and what is written in place."""
-    if workload.moved is not None:
-        return workload.moved
-    copies = torch.utils._pytree.tree_map(lambda a: a.clone() if isinstance(a, torch.Tensor) else a, args)
+def least(workload, args):
+    copies = tree_map(lambda a: a.clone() if isinstance(a, torch.Tensor) else a, args)
     with torch.no_grad():
         result = workload.fn(*copies)
-    before, after = tree_leaves(args), tree_leaves(copies)
-    written = [a for a, b in zip(after, before) if isinstance(a, torch.Tensor) and not torch.equal(a, b)]
-    return sum(t.nbytes for t in [*before, *written, *tree_leaves(result)] if isinstance(t, torch.Tensor))
+    return least_bytes(workload, args, copies, result)
 
 
 def facts(workload, arch):
@@ -66,7 +61,7 @@ def facts(workload, arch):
     moved = sum(k.bytes_read + k.bytes_written for k in lowered.kernels)
     return {
         "workload": workload.name, "regions": len(lowered.kernels), "launches": sum(len(k.launches) for k in lowered.kernels),
-        "left to torch": left, "bytes": moved, "least": least_bytes(workload, args),
+        "left to torch": left, "bytes": moved, "least": least(workload, args),
         "registers": max((f.registers for f in found), default=0), "shared": max((f.shared for f in found), default=0),
         "spills": sum(f.spills for f in found), "widest": max((w for f in found for w in (*f.loads, *f.stores)), default=0),
     }

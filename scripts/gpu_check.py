@@ -30,7 +30,7 @@ import tracejit
 from programs import PROGRAMS
 from tracejit.executors import nvrtc
 from tracejit.executors.cupy import CupyExecutor, missing
-from workloads import WORKLOADS
+from workloads import WORKLOADS, least_bytes
 
 TIME_LEFT = 150              # seconds after which workloads are no longer compiled by inductor
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2, torch.float16: 4e-3}
@@ -92,12 +92,8 @@ def seconds(fn, args, budget=0.15):
 
 
 def moved_bytes(workload, args, device):
-    if workload.moved is not None:
-        return workload.moved
     copies = on(device, args)
-    result = workload.fn(*copies)
-    written = [b for a, b in zip(tensors(args), tensors(copies)) if not torch.equal(a.to(device), b)]
-    return sum(t.nbytes for t in [*tensors(args), *written, *tensors(result)])
+    return least_bytes(workload, args, copies, workload.fn(*copies))
 
 
 def copy_rate(nbytes, device):

@@ -4,6 +4,7 @@ from typing import Callable, Optional
 
 import torch
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
 ROWS, COLUMNS = 4096, 1024
 BIG = 16 << 20               # elements: 64 MB of float32
@@ -19,6 +20,15 @@ class Workload:
 
 
 WORKLOADS: list[Workload] = []
+
+
+def least_bytes(workload, before, after, result):
+    """Bytes that must move: arguments as they were before the call, its result, and arguments that it wrote to, by their values."""
+    if workload.moved is not None:
+        return workload.moved
+    before, after = tree_leaves(before), tree_leaves(after)
+    written = [a for a, b in zip(after, before) if isinstance(a, torch.Tensor) and not bool(((a == b) | (a != a) & (b != b)).all())]
+    return sum(t.nbytes for t in [*before, *written, *tree_leaves(result)] if isinstance(t, torch.Tensor))
 
 
 def workload(name, make, moved=None):

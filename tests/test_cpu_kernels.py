@@ -58,6 +58,14 @@ def test_bytes_are_counted_once():
     assert (kernel.bytes_read, kernel.bytes_written) == (64 * 256 * 4, 64 * 256 * 4)
 
 
+def test_rows_that_are_gathered_are_counted_each():
+    def fn(table, index, x):
+        return table[index] * 2 + x
+    _, (source,) = compiled(fn, torch.randn(500, 32), torch.randint(500, (64,)), torch.randn(64, 32))
+    (kernel,) = source.kernels
+    assert (kernel.bytes_read, kernel.bytes_written) == (64 * 8 + 2 * 64 * 32 * 4, 64 * 32 * 4)
+
+
 def test_windows_cut_the_loop_instead_of_masking_it():
     _, (source,) = compiled(lambda x: torch.cat([x[:, 32:], x[:, :32]], 1) * 2, torch.randn(16, 64))
     assert source.text.count("for (i64 i1") == 2 and " ? " not in source.text.split("k0_range0")[1].split("typedef")[0]

@@ -376,7 +376,9 @@ class _Scheduler:
         """Bytes that must move, each element once, and operations."""
         read: dict[str, list[tuple[Index, int]]] = {}
         for e in self.loads:
-            n = math.prod(v.size for v in variables(e)) * e.dtype.itemsize
+            gathered = [a for a in e.args if a is not e.extra[2]]              # an index of one has variables of its own
+            walked = variables(e).union(*(variables(part) for a in gathered for part in below(a)))
+            n = math.prod(v.size for v in walked) * e.dtype.itemsize
             known = read.setdefault(e.extra[0], [])
             met = [k for k, (index, _) in enumerate(known) if not disjoint(index, e.index)]
             if not met:
