@@ -268,3 +268,69 @@ def test_optimizer_step_alone():
             step()
         results.append(w.detach().clone())
     assert torch.equal(*results)
+
+
+# ------------------------------------------------------------------ backward hooks of modules within, hooks of nodes
+
+def notes(seen):
+    return lambda module, *gradients: seen.append([None if g is None else g.sum().item() for gs in gradients for g in gs])
+
+
+def changes(module, grad_input, grad_output):
+    return tuple(None if g is None else g * 3 for g in grad_input)
+
+
+def changes_before(module, grad_output):
+    return tuple(g * 2 for g in grad_output)
+
+
+MODULE_HOOKS = {
+    "noted": lambda m, seen: m.register_full_backward_hook(notes(seen)),
+    "changed": lambda m, seen: m.register_full_backward_hook(changes),
+    "before": lambda m, seen: m.register_full_backward_pre_hook(changes_before),
+    "noted before": lambda m, seen: m.register_full_backward_pre_hook(notes(seen)),
+    "all": lambda m, seen: [m.register_full_backward_hook(notes(seen)), m.register_full_backward_pre_hook(changes_before),
+                            m.register_full_backward_hook(changes)]}
+
+
+@pytest.mark.parametrize("register", MODULE_HOOKS.values(), ids=MODULE_HOOKS)
+def test_full_backward_hooks_of_a_module_within(register):
+    outcomes = []
+    for jit in (lambda m: m, lambda m: tracejit.jit(m, fallback="error")):
+        torch.manual_seed(0)
+        net, seen = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.Tanh(), nn.Linear(4, 4)), nn.Linear(4, 2)), []
+        jitted = jit(net)
+        jitted(plain()[None]).sum().backward()
+        register(net[1], seen)
+        for _ in range(2):
+            (jitted(plain()[None]).sum() + jitted(plain(2.0, 1.0, 3.0)[None]).square().sum()).backward()
+        outcomes.append((seen, [p.grad for p in net.parameters()]))
+    (seen, want), (got_seen, got) = outcomes
+    assert torch.allclose(torch.tensor(seen, dtype=torch.float64), torch.tensor(got_seen, dtype=torch.float64))
+    assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(want, got))
+
+
+def test_hooks_of_a_node():
+    def program(w, log):
+        y = w.exp()
+        z = y * y
+        assert w.sin().grad_fn.name() == "SinBackward0" and z.grad_fn is not None and z.detach().grad_fn is None
+        z.grad_fn.register_hook(lambda grad_inputs, grad_outputs: (grad_inputs[0] * 2, grad_inputs[1]))
+        y.grad_fn.register_prehook(lambda grad_outputs: (grad_outputs[0] + 1,))
+        return z.sum()
+
+    results = []
+    for function in (program, tracejit.jit(program, fallback="error")):
+        for _ in range(2):
+            w = leaf()
+            function(w, []).backward()
+            results.append(w.grad)
+    assert all(torch.allclose(results[0], r) for r in results)
+
+
+def test_of_nodes_a_trace_knows_the_name_alone():
+    for asks in (lambda y: y.grad_fn.next_functions, lambda y: str(y.grad_fn), lambda y: y.grad_fn == y.grad_fn):
+        with pytest.raises(tracejit.UnsupportedError, match="the name alone"):
+            tracejit.jit(lambda w, asks=asks: asks(w.exp()), fallback="error")(leaf())
+    with pytest.raises(tracejit.UnsupportedError, match="grad_fn"):
+        tracejit.jit(lambda y: y.grad_fn.name(), fallback="error")(leaf() * 1)

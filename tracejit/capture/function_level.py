@@ -27,6 +27,7 @@ from ..torch_private import (DISTRIBUTED_WRAPPERS, function_modes_see, saved_ten
 from .handlers import OWN_PATH, is_user_file, refuse_exception_handlers
 from .fakes import Fakes, is_fake, real_tensors
 from .numbers import as_number, number_of
+from .gradients_inside import RecordedNode
 from .hook import unprofiled
 from .recorder import Recorder, current_modes
 from .sites import compared_at
@@ -40,7 +41,7 @@ _DATA_SET, _GRAD_GET = _T.data.__set__, _T.grad.__get__
 _GRAD_FN_GET, _VERSION_GET, _BASE_GET = _T.grad_fn.__get__, _T._version.__get__, _T._base.__get__
 _EFFECTS = frozenset({_T.register_hook, _T.register_post_accumulate_grad_hook, _T.retain_grad, _T.requires_grad_,
                       _T.backward, torch.autograd.backward, torch.autograd.grad, _DATA_SET, _T.grad.__set__,
-                      _T.requires_grad.__set__, _T.grad.__delete__})
+                      _T.requires_grad.__set__, _T.grad.__delete__, prims.register_node_hook, prims.register_node_prehook})
 _CUTS_HISTORY = frozenset({_T.detach_, torch.detach_})       # no ATen call either, but a forward and a backward trace show it
 # Of these, what only takes gradients: it shows in ATen calls, and in the `.grad` of leaves.
 _TAKES_GRADIENTS = frozenset({torch.autograd.backward, torch.autograd.grad, _T.grad.__set__, _T.grad.__delete__})
@@ -55,7 +56,6 @@ _MAY_SHARE_MEMORY = frozenset({torch.as_tensor, torch.asarray, torch.from_numpy,
 # What asks for memory, or for objects that live outside torch's operations.
 _HOST_READS = frozenset({_T.__repr__, _T.__format__, _T.tolist, _T.numpy, _T.__array__, _T.storage, _T.__dlpack__, _T.share_memory_,
                          _T.pin_memory, _T.__reduce_ex__, _GRAD_FN_GET})
-
 
 def user_line() -> SourceLine:
     """The innermost frame that is neither torch's nor ours."""
@@ -241,8 +241,8 @@ class FunctionLevel(TorchFunctionMode):
 
     def _refuse(self, func: Callable, args: tuple) -> Any:
         what = function_symbol(func).name.removeprefix("torch.")
-        if func == _GRAD_FN_GET and self._fake(args[0]).grad_fn is None:
-            return None
+        if func == _GRAD_FN_GET and ((fake := self._fake(args[0])).grad_fn is None or self.fakes.real_of(fake) is None):
+            return RecordedNode.of(self, fake)
         raise UnsupportedError(f"{what} needs real memory or leaves torch's operations: "
                                "do it outside of the jitted function", where=str(user_line()))
 

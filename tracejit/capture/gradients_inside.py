@@ -5,11 +5,13 @@ history was used up.
 """
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable, Optional
 
 import torch
 
-from ..torch_private import run_backward
+from ..errors import UnsupportedError
+from ..ir import prims
+from ..torch_private import run_backward, unseen_by_function_modes
 from .joint import NoSplit
 
 USED_UP = "Trying to backward through the graph a second time"
@@ -45,3 +47,34 @@ def used_up(outputs: list, inputs: list[torch.Tensor]) -> tuple[int, ...]:
             else:
                 raise NoSplit("a result still carries gradients")
     return tuple(found)
+
+
+class RecordedNode:
+    """`grad_fn` of what a recording has made: it has a name, and takes hooks."""
+
+    def __init__(self, level: Any, fake: torch.Tensor) -> None:
+        self._level, self._of = level, fake
+
+    @classmethod
+    def of(cls, level: Any, fake: torch.Tensor) -> Optional["RecordedNode"]:
+        return None if fake.grad_fn is None else cls(level, fake)
+
+    def name(self) -> str:
+        with unseen_by_function_modes():
+            return self._of.grad_fn.name()
+
+    def register_hook(self, hook: Callable) -> Any:
+        return self._registered(prims.register_node_hook, hook)
+
+    def register_prehook(self, hook: Callable) -> Any:
+        return self._registered(prims.register_node_prehook, hook)
+
+    def _registered(self, register: Callable, hook: Callable) -> Any:
+        with unseen_by_function_modes():
+            return self._level.call(register, (self._of, hook), {})
+
+    def _refuse(self, *args: Any) -> Any:
+        raise UnsupportedError("of a node of autograd's graph a trace has the name alone, and takes its hooks: ask for more outside",
+                               where=str(self._level.source()))
+
+    __eq__ = __hash__ = __repr__ = __str__ = __getattr__ = _refuse

@@ -81,6 +81,16 @@ def resize_storage(t: torch.Tensor, nbytes: int) -> None:
     t.untyped_storage().resize_(nbytes)
 
 
+def register_node_hook(t: torch.Tensor, hook: Callable) -> Any:
+    """`t.grad_fn.register_hook(hook)`"""
+    return t.grad_fn.register_hook(hook)
+
+
+def register_node_prehook(t: torch.Tensor, hook: Callable) -> Any:
+    """`t.grad_fn.register_prehook(hook)`"""
+    return t.grad_fn.register_prehook(hook)
+
+
 def set_metadata(t: torch.Tensor, size: list[int], stride: list[int], offset: int) -> None:
     """Give the caller's tensor this size, stride and offset."""
     t.as_strided_(size, stride, offset)
