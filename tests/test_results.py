@@ -98,7 +98,7 @@ def rows(n, *dtypes):
         yield from ((x, w), (x, None), (x.transpose(0, 1), w), (x, w.float()))
 
 
-def test_norms_and_products_are_told():
+def test_norms_copies_and_products_are_told():
     compared = Compared()
     for n in (2, 5, 1):
         for (x, w), mask in itertools.product(rows(n, torch.float32, torch.bfloat16), itertools.product((True, False), repeat=3)):
@@ -108,6 +108,13 @@ def test_norms_and_products_are_told():
         for bias, right in itertools.product((torch.ones(n + 1), torch.ones(n, 1), torch.ones(())), (torch.ones(3, n + 1), torch.ones(n + 1, 3).t())):
             with compared:
                 aten.addmm(bias, torch.ones(n, 3), right)
+                for form in (torch.contiguous_format, torch.preserve_format, None):
+                    aten.clone(right, memory_format=form)
+                    aten._to_copy(right, dtype=torch.float64, memory_format=form)
+                aten.mm(right.t(), torch.ones(4, 3).t())
+                aten.bmm(torch.ones(2, n, 3), right.expand(2, -1, -1))
+                grad = aten._softmax(right.contiguous(), 1, False)
+                aten._softmax_backward_data(grad, grad, 0, torch.float32)
                 aten.tril(right.contiguous(), 1)
     assert compared.told > 50
 

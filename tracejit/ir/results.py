@@ -23,7 +23,7 @@ Rule = Callable[[Symbol, list[TensorProxy], tuple, dict], Optional[Shapes]]
 
 aten = torch.ops.aten
 MOST_KINDS = 1 << 14
-_SAYS_NO_SIZE = (int, float, complex, str, torch.dtype, type(None))
+_SAYS_NO_SIZE = (int, float, complex, str, torch.dtype, torch.memory_format, type(None))
 _dtypes: dict[Hashable, Optional[tuple]] = {}        # kind -> dtypes of the results; None: its rule does not hold
 
 
@@ -123,7 +123,8 @@ def _broadcast(tensors: Sequence[TensorProxy]) -> Optional[Shape]:
 
 
 def _pointwise(sym: Symbol, tensors: list[TensorProxy], args: tuple, kwargs: dict) -> Optional[Shapes]:
-    shape = _broadcast(tensors) if _contiguous(tensors) else None
+    plain = _contiguous(tensors) and kwargs.get("memory_format") is None
+    shape = _broadcast(tensors) if plain else None
     return None if shape is None else (shape,) * len(sym.overload._schema.returns)
 
 
@@ -164,23 +165,45 @@ def _layer_norm_backward(sym: Symbol, tensors: list[TensorProxy], args: tuple, k
     return tuple(s if wants else None for s, wants in zip(wanted, mask))
 
 
+def _copied(sym: Symbol, tensors: list[TensorProxy], args: tuple, kwargs: dict) -> Optional[Shapes]:
+    form = kwargs.get("memory_format")
+    kept = form in (None, torch.preserve_format) and _contiguous(tensors)
+    return (tensors[0].shape,) if kept or form is torch.contiguous_format else None
+
+
 def _triangle(sym: Symbol, tensors: list[TensorProxy], args: tuple, kwargs: dict) -> Optional[Shapes]:
     return (tensors[0].shape,) if _contiguous(tensors) and len(tensors[0].shape) > 1 else None
 
 
-def _sum_of_product(sym: Symbol, tensors: list[TensorProxy], args: tuple, kwargs: dict) -> Optional[Shapes]:
-    """A matrix product is contiguous, whatever its operands are."""
-    bias, a, b = tensors
-    if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0] or len(bias.shape) > 2:
+def _softmax(sym: Symbol, tensors: list[TensorProxy], args: tuple, kwargs: dict) -> Optional[Shapes]:
+    """And its backward, which takes two of one shape."""
+    alike = _contiguous(tensors) and len({p.shape for p in tensors}) == 1
+    return (tensors[0].shape,) if alike else None
+
+
+def _product(sym: Symbol, tensors: list[TensorProxy], args: tuple, kwargs: dict) -> Optional[Shapes]:
+    """A product of matrices is contiguous, whatever its operands are."""
+    *bias, a, b = tensors
+    rank = 3 if sym.overload is aten.bmm.default else 2
+    if not len(a.shape) == len(b.shape) == rank or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
         return None
-    shape = a.shape[0], b.shape[1]
-    return (shape,) if all(n in (1, m) for n, m in zip(reversed(bias.shape), reversed(shape))) else None
+    shape = *a.shape[:-1], b.shape[-1]
+    fits = all(len(p.shape) <= 2 and all(n in (1, m) for n, m in zip(reversed(p.shape), reversed(shape))) for p in bias)
+    return (shape,) if fits else None
 
 
 _RULES: dict[Any, Rule] = {
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
+    aten.clone.default: _copied,
+    aten._to_copy.default: _copied,
     aten.tril.default: _triangle,
     aten.triu.default: _triangle,
-    aten.addmm.default: _sum_of_product,
+    aten._softmax.default: _softmax,
+    aten._log_softmax.default: _softmax,
+    aten._softmax_backward_data.default: _softmax,
+    aten._log_softmax_backward_data.default: _softmax,
+    aten.mm.default: _product,
+    aten.bmm.default: _product,
+    aten.addmm.default: _product,
 }
