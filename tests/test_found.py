@@ -370,3 +370,16 @@ def test_what_one_operation_is_made_of_keeps_its_strides(program, shape, stride)
     for fused in (False, True):
         jitted = tracejit.jit(program, fallback="error", executor_options={"cpu": {"allow_single_op_fusion": fused}})
         assert jitted(x).stride() == program(x).stride()
+
+
+@pytest.mark.parametrize("program", [
+    lambda x: x.apply_(lambda v: v + 1), lambda x: x.map_(x * 2, lambda v, w: v + w), lambda x: x.map2_(x, x, lambda u, v, w: u + v + w),
+    lambda x: torch.quantize_per_tensor(x, 0.5, 0, torch.qint8).dequantize()], ids=["apply", "map", "map2", "quantized"])
+def test_what_leaves_torchs_operations_is_not_captured(program):
+    with pytest.raises(tracejit.UnsupportedError):
+        jit(program)(ones())
+    assert torch.equal(tracejit.jit(program, fallback="silent")(ones()), program(ones()))
+
+
+def test_the_base_of_a_view_is_the_argument_itself():
+    assert jit(lambda x: x * (x[1:]._base is x))(ones()).tolist() == [1, 1]

@@ -88,7 +88,7 @@ class Fakes:
             if base is None or base.untyped_storage()._cdata not in inputs:
                 return base
             if self.real_of(base) is not None and not self.is_view(base, reads, where):
-                return base
+                return self.real_of(base)                      # the argument itself
         elif not self.is_view(fake, reads, where):
             return None
         raise UnsupportedError("_base is no argument of the function: pass it, or ask outside", where=str(where()))

@@ -55,7 +55,7 @@ _REFLECTED = {getattr(_T, a): getattr(_T, b) for a, b in (
 _MAY_SHARE_MEMORY = frozenset({torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer})
 # What asks for memory, or for objects that live outside torch's operations.
 _HOST_READS = frozenset({_T.__repr__, _T.__format__, _T.tolist, _T.numpy, _T.__array__, _T.storage, _T.__dlpack__, _T.share_memory_,
-                         _T.pin_memory, _T.__reduce_ex__, _GRAD_FN_GET})
+                         _T.pin_memory, _T.__reduce_ex__, _T.apply_, _T.map_, _T.map2_, _GRAD_FN_GET})
 
 def user_line() -> SourceLine:
     """The innermost frame that is neither torch's nor ours."""

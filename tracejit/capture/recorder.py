@@ -31,6 +31,7 @@ from .scratch import (layout_is_uncertain, raise_beyond_storage, raise_if_eager_
                       run_on_scratch)
 
 aten = torch.ops.aten
+_QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 _NO_TENSOR = torch.empty(0)
 _LIFTS = (aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default)
 _PASS_THROUGH = ("prim", "profiler", "inductor_utils")       # namespaces that touch no tensor's memory
@@ -174,6 +175,8 @@ class Recorder(TorchDispatchMode):
         flat, spec = tree_flatten((args, kwargs))
         if func in _LIFTS and not is_fake(flat[0]):
             return self._constant(func, flat[0])
+        if any((a.dtype if isinstance(a, torch.Tensor) else a) in _QUANTIZED for a in flat if isinstance(a, (torch.Tensor, torch.dtype))):
+            raise UnsupportedError("quantized tensors are not captured", where=str(self.source()))
         flat = [self._fake(a) if isinstance(a, torch.Tensor) else a for a in flat]
         args, kwargs = tree_unflatten(flat, spec)
         before = [self.named(a) for a in flat]
