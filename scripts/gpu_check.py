@@ -6,14 +6,17 @@ It needs torch with CUDA, cupy and networkx, and starts from a checkout. It prin
 a result is wrong, with 2 when there is nothing to run on.
 
 correct   every program that the shim's tests prove (`tests/cuda/programs.py`), against eager on the device
+checks    what needs more than a call (`CHECKS`): a CUDA graph that replays a call on new values, a float that changes from call to
+          call, memory that is not aligned, steps of training, kernels that somebody else launches, an index out of bounds
 workloads GB/s of the benchmark's workloads beside a device copy of the same bytes, eager and torch.compile; peak memory
 launch    what a cached call of one kernel costs, in microseconds
-graph     a CUDA graph captures a call and replays it on new values
 """
 from __future__ import annotations
 
 import argparse
+import copy
 import json
+import subprocess
 import sys
 import time
 import traceback
@@ -44,8 +47,12 @@ def jitted(fn):
     return tracejit.jit(fn, executors=[CupyExecutor(allow_single_op_fusion=True)], fallback="error")
 
 
+def current_device():
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 def tensors(x):
-    return [t for t in tree_leaves(x) if isinstance(t, torch.Tensor)]
+    return [t.detach() for t in tree_leaves(x) if isinstance(t, torch.Tensor)]
 
 
 def differences(got, wanted, exact):
@@ -161,6 +168,79 @@ def graph_capture(device):
         return differences(out, torch.softmax(x * 2, -1), exact=False)
 
 
+def changing_float(device):
+    """A learning rate that changes: one entry for all but its first value."""
+    def step(p, g, rate):
+        p.add_(g, alpha=-rate)
+        return p * rate
+    fn, g = jitted(step), torch.randn(1003, device=device)
+    own, eager = torch.ones(1003, device=device), torch.ones(1003, device=device)
+    for rate in (0.1, 0.03, 0.01, 0.7):
+        with torch.no_grad():
+            wrong = differences((fn(own, g, rate), own), (step(eager, g, rate), eager), exact=False)
+        if wrong:
+            return wrong
+    return "" if fn.cache_info().misses == 2 else f"{fn.cache_info().misses} entries"
+
+
+def not_aligned(device):
+    """The same entry on memory that begins at 16 bytes, and on memory that does not."""
+    fn, x = jitted(lambda x: x * 2 + 1), torch.randn(1025, device=device)
+    with torch.no_grad():
+        return differences([fn(x[:1024]), fn(x[1:])], [x[:1024] * 2 + 1, x[1:] * 2 + 1], exact=False)
+
+
+def training(device):
+    """Losses and weights of three steps beside eager's."""
+    torch.manual_seed(0)
+    own = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.GELU(), torch.nn.Linear(64, 8)).to(device)
+    eager, losses = copy.deepcopy(own), ([], [])
+    x, target = torch.randn(32, 64, device=device), torch.randint(8, (32,), device=device)
+
+    def loss_of(model):
+        return torch.nn.functional.cross_entropy(model(x), target)
+    for model, run, found in ((own, jitted(loss_of), losses[0]), (eager, loss_of, losses[1])):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = run(model)
+            loss.backward()
+            optimizer.step()
+            found.append(loss.detach())
+    return differences((losses[0], list(own.parameters())), (losses[1], list(eager.parameters())), exact=False)
+
+
+def raw_kernel(device):
+    """A kernel that is taken away and launched by hand."""
+    fn, x = jitted(lambda x: x.relu() * 2), torch.randn(4096, device=device)
+    with torch.no_grad():
+        wanted = fn(x)
+    (kernel,), out = fn.kernels, torch.empty_like(x)
+    ((launch,), (raw,)) = fn.last_traces[-1].regions[0].sym.fn.source.launches, kernel.raw_kernel()
+    given = tuple(x.data_ptr() if p.constant else out.data_ptr() for p in launch.parameters)
+    raw((launch.grid, launch.copies, 1), (launch.block, 1, 1), given)
+    torch.cuda.synchronize(device)
+    return differences(out, wanted, exact=True)
+
+
+def out_of_bounds(device):
+    """In a process of its own, which cannot use the device afterwards."""
+    done = subprocess.run([sys.executable, __file__, "--trap"], capture_output=True, text=True, timeout=60)
+    told = "index out of range in self" in done.stderr and Path(__file__).name in done.stderr
+    return "" if done.returncode and told else f"exit status {done.returncode}: {done.stderr[-300:]}"
+
+
+def trap():
+    fn = jitted(lambda w, i: torch.nn.functional.embedding(i, w) * 2)
+    with torch.no_grad():
+        fn(torch.ones(5, 8, device="cuda"), torch.tensor([1, 5], device="cuda"))
+    torch.cuda.synchronize()
+
+
+CHECKS = {"graph": graph_capture, "a float that changes": changing_float, "memory that is not aligned": not_aligned,
+          "training": training, "raw kernel": raw_kernel, "index out of bounds": out_of_bounds}
+
+
 def attempted(what, run, errors):
     """Its result, or None, with the error kept."""
     try:
@@ -178,28 +258,29 @@ def table(rows, columns):
         print("  ".join(v.ljust(w) if n == 0 else v.rjust(w) for n, (v, w) in enumerate(zip(line, widths))))
 
 
-def main():
+def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", default="gpu_check.json")
     parser.add_argument("--quick", action="store_true", help="correctness alone")
-    options = parser.parse_args()
+    parser.add_argument("--trap", action="store_true", help="do nothing but read an index out of bounds")
+    options = parser.parse_args(arguments)
     why = "torch sees no CUDA device" if not torch.cuda.is_available() else missing()
     if why:
         print(f"nothing to run on: {why}")
         return 2
-    start, device = time.perf_counter(), torch.device("cuda", torch.cuda.current_device())
+    if options.trap:
+        return trap()
+    start, device = time.perf_counter(), current_device()
     report = {"device": torch.cuda.get_device_name(device), "torch": torch.__version__, "nvrtc": ".".join(map(str, nvrtc.version())),
               "errors": [], "workloads": []}
     errors = report["errors"]
-    for p in PROGRAMS:
-        wrong = attempted(p.name, lambda p=p: check(p, device), errors)
+    runs = {**{p.name: lambda p=p: check(p, device) for p in PROGRAMS}, **{what: lambda f=f: f(device) for what, f in CHECKS.items()}}
+    for what, run in runs.items():
+        wrong = attempted(what, run, errors)
         if wrong:
-            errors.append({"what": p.name, "wrong": wrong})
-    report["programs"] = len(PROGRAMS)
-    print(f"{report['device']}: {len(PROGRAMS) - len({e['what'] for e in errors})} of {len(PROGRAMS)} programs as eager")
-    wrong = attempted("graph", lambda: graph_capture(device), errors)
-    if wrong:
-        errors.append({"what": "graph", "wrong": wrong})
+            errors.append({"what": what, "wrong": wrong})
+    report["checked"] = len(runs)
+    print(f"{report['device']}: {len(runs) - len({e['what'] for e in errors})} of {len(runs)} programs and checks as eager")
     report["launch"] = attempted("launch", lambda: launch_cost(device), errors)
     if not options.quick:
         for w in WORKLOADS:

@@ -100,6 +100,9 @@ for dtype in (torch.int64, torch.int8, torch.bool, torch.uint8, torch.int16, tor
     add(f"reductions {dtype}", lambda x: (x.sum(-1), x.amax(0), x.amin(-1)), (9, 70), dtype=dtype, exact=True)
 for shape, dim in [((1, 70000), -1), ((200000,), 0), ((4096, 8), 0), ((3000, 40), 0), ((2, 30000), 1)]:
     add(f"sum over {dim} of {shape}", lambda x, dim=dim: (x * 2).sum(dim), shape)
+add("softmax of a row that blocks share", lambda x: torch.softmax(x, -1), (1, 70004))
+add("layer norm of rows that blocks share", lambda x: F.layer_norm(x, x.shape[-1:]), (3, 70001))
+add("softmax of short columns", lambda x: torch.softmax(x, 1), (2, 100, 68))
 add("softmax of few long columns", lambda x: torch.softmax(x, 0), (2048, 12))
 add("cross entropy", lambda x, t: F.cross_entropy(x, t), make=lambda: (values((16, 100)), indices(100, 16)))
 add("batch norm", lambda x, m, v, w, b: F.batch_norm(x, m, v, w, b, True, 0.1, 1e-5), (4, 5, 6, 8), (5,), make=lambda: (
@@ -150,6 +153,13 @@ def column_write(cache, k, pos=5):
     return cache[:, :, :8].sum(-1)
 
 
+def steps(params, grads):
+    for p, g in zip(params, grads):
+        p.mul_(0.9).add_(g, alpha=0.1)
+
+
+add("steps on many tensors", steps, make=lambda: tuple([values((96,), seed=n + 7 * k) for n in range(5)] for k in range(2)), exact=True)
+add("a float of a tensor", lambda x, n: x * (1 - 0.9 ** n.item()) + 1, make=lambda: (values((64, 33)), torch.tensor(3.0)), exact=True, whole=False)
 add("cache step", cache_step, (8, 64), (64,), exact=True)
 add("transpose in place", transpose_in_place, (40, 40), exact=True)
 add("shift in place", shifted, (9, 64))
