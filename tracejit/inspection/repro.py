@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
@@ -20,6 +20,8 @@ _SCRIPT = '''"""Does kernel {name} compute what PyTorch does? From {lines}.
 
 Builds the C source below as the program did, runs it on random inputs, compares every result and every argument that is written.
 """
+from __future__ import annotations
+
 import ctypes
 import pathlib
 import struct
@@ -111,7 +113,7 @@ def _result(o: Any, root: Any) -> str:
 
 
 def _imports(scope: dict[str, Any]) -> str:
-    """What the reference calls besides torch: functions by import, tensors as text."""
+    """What the reference calls besides torch, as text."""
     lines = []
     for name, value in scope.items():
         if name == "torch":
@@ -121,7 +123,16 @@ def _imports(scope: dict[str, Any]) -> str:
         elif isinstance(value, torch.Tensor):
             lines.append(f"{name} = torch.tensor({value.tolist()!r}, dtype={value.dtype})")
         elif inspect.isfunction(value):
-            lines.append(f"from {value.__module__} import {value.__qualname__} as {name}")
+            lines.append(_function(value, name))
         else:
             raise TraceError(f"{name} = {value!r} has no text that a script could hold")
     return "".join(f"{line}\n" for line in lines) + "\n"
+
+
+def _function(function: Callable, name: str) -> str:
+    """Its text, where that uses nothing but torch and names of Python's own; else an import."""
+    used = {n for n in function.__code__.co_names if n in function.__globals__} - {"torch"}
+    if used:
+        return f"from {function.__module__} import {function.__qualname__} as {name}"
+    alias = f"\n\n{name} = {function.__name__}" if name != function.__name__ else ""
+    return f"\n{inspect.getsource(function)}{alias}"
