@@ -194,3 +194,14 @@ def test_what_is_kept_is_freed_with_the_last_result_that_needs_it():
             assert node.own is not None
             second.sum().backward()
         assert node.own is None and not node.watched
+
+
+def test_second_derivatives_of_results_that_are_apart():
+    outcomes = []
+    for function in (apart, tracejit.jit(apart, fallback="error")):
+        w, x = leaf(), leaf(seed=1)
+        first, second = function(w, x)
+        (once,) = torch.autograd.grad(first.sum(), w, create_graph=True)
+        (twice,) = torch.autograd.grad(once.square().sum(), w)
+        outcomes.append([once, twice, *torch.autograd.grad(second.sum(), x)])
+    assert all(torch.allclose(want, have) for want, have in zip(*outcomes))
