@@ -99,7 +99,7 @@ def saved_by(node: Any) -> list[torch.Tensor]:
 
 def runs_once(node: Any) -> bool:
     """Does a second backward pass through it raise, unless the graph is retained?"""
-    return node.name() == "CopySlices" or bool(saved_by(node))
+    return node.name() == "torch::autograd::CopySlices" or bool(saved_by(node))
 
 
 def kept_as_made(ends: dict[tuple, int], history: set) -> tuple[int, ...]:
