@@ -205,3 +205,21 @@ def test_second_derivatives_of_results_that_are_apart():
         (twice,) = torch.autograd.grad(once.square().sum(), w)
         outcomes.append([once, twice, *torch.autograd.grad(second.sum(), x)])
     assert all(torch.allclose(want, have) for want, have in zip(*outcomes))
+
+
+@pytest.mark.parametrize("way", [hooks_on_all, hooks_and_the_last, gradients_retained, one_after_another], ids=lambda f: f.__name__)
+def test_views_of_views_among_the_results(way):
+    def program(w, x):
+        v = (w * 1)[1:]
+        return v, v.view(-1), x[:1], v[0]
+
+    def of_an_argument(w, x):
+        v = w[1:]
+        return v, v.t(), x[1:]
+
+    for function in (program, of_an_argument):
+        compiled = tracejit.jit(function, fallback="error", executors=["torch"])
+        for _ in range(2):
+            (seen, gradients), (got_seen, got) = outcome(function, way), outcome(compiled, way)
+            assert str(got_seen) == str(seen)
+            assert all((a is None) == (b is None) and (a is None or torch.allclose(a, b)) for a, b in zip(gradients, got))

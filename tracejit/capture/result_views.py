@@ -59,6 +59,7 @@ def result_views(forward: Trace, outputs: tuple, differentiable: tuple[int, ...]
         if way is not None:
             positions = tuple(n for n, o in enumerate(outputs) if o is outputs[k])
             found.append(ResultView(positions, ends[way[0]], way[1]))
+            ends.setdefault(p, -1 - k)                         # later results may be views of this one
     return tuple(found)
 
 
