@@ -215,7 +215,7 @@ def test_views_of_views_among_the_results(way):
 
     def of_an_argument(w, x):
         v = w[1:]
-        return v, v.t(), x[1:]
+        return x[1:], v, v.t()
 
     for function in (program, of_an_argument):
         compiled = tracejit.jit(function, fallback="error", executors=["torch"])
