@@ -58,7 +58,7 @@ POINTWISE = """
 {o} = torch.fmax({f}, {q}) | {o} = torch.fmin({f}, {q}) | {o} = torch.copysign({f}, {q}) | {o} = {f} % {q}
 {o} = torch.nn.functional.threshold({f}, 0.5, 2) | {o} = torch.heaviside({f}, {q}) | {o} = {f}.isposinf()
 {o} = torch.xlogy({f}, {q}) | {o} = 2.0 ** {f} | {o} = {x}.rot90(1, ({d}, {e})) | {o} = {x}.cumsum({d}) - 1
-{o} = {x}.index_put(({m},), {x}.reshape(-1)[0]) | {o} = torch.empty_like({x}).copy_({x})
+{o} = {x}.masked_fill({m}, torch.tensor({c})) | {o} = {x}.index_put(({m},), {x}.reshape(-1)[0]) | {o} = torch.empty_like({x}).copy_({x})
 """
 REDUCTIONS = """
 {o} = {x}.sum() | {o} = {x}.sum({d}) | {o} = {x}.sum({d}, keepdim=True) | {o} = {f}.mean({d})
@@ -118,7 +118,8 @@ torch.sum({x}, 0, out={x}[0]) | {o} = torch.empty(0, dtype={x}.dtype); torch.mul
 torch.maximum({q}, {q}, out={x}) | {w}[0], {w}[-1] = {w}[-1].clone(), {w}[0].clone()
 {o} = {x}; {o}.add_(1) | {o} = {w}.add_(1) | {o} = {w}.mul_(2).view(-1)
 torch.nn.functional.relu({w}, inplace=True) | torch.nn.functional.dropout({f}, 0.5, inplace=True)
-{o} = torch.relu_({w})
+{o} = torch.relu_({w}) | {f}.div_(2); {o} = {q}.softmax({d}); {q}.sub_({f})
+{f}.mul_(2); {o} = {q}.argmin({d}); {q}.sub_({f}) | {f}.neg_(); {o} = {q}.var({d}, correction=0); {q}.add_({f})
 """
 RANDOMS = """
 {f}.normal_() | {f}.uniform_() | {w}.bernoulli_(0.5) | {o} = torch.nn.functional.dropout({f}, 0.5)
