@@ -235,6 +235,17 @@ def test_activations_of_every_half(name, dtype):
     assert bool((error <= allowed + torch.finfo(dtype).eps * 2e-3 * exact.abs().nan_to_num(0, 0) + 1e-7).all())
 
 
+NEGATIONS = {"neg": lambda x: -x, "times": lambda x: x * -1, "by": lambda x: x / -1, "from the left": lambda x: -1 * x}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", NEGATIONS)
+def test_a_negated_multiply_add_has_the_sign_of_a_zero(name, dtype):
+    x, y = torch.tensor([0.0, -0.0, 1.0, 2.0, -3.0], dtype=dtype).repeat(9), torch.tensor([0.0, 0.0, 0.5, -1.0, -1.5], dtype=dtype).repeat(9)
+    exact(lambda x, y: NEGATIONS[name](x.sub(y, alpha=2)), x, y)
+    exact(lambda x, y: NEGATIONS[name](torch.addcmul(x, y, y)), x, y)
+
+
 LAYOUTS = {
     "transpose": lambda a, b: a.t() * 2 + b.t(), "transposed_operand": lambda a, b: a * 2 + b.t().contiguous().t(),
     "permute": lambda a, b: a.view(4, 2, 8, 8).permute(2, 0, 3, 1) * 2, "expand": lambda a, b: a.unsqueeze(1).expand(8, 3, 64) + b.unsqueeze(1),

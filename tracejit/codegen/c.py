@@ -11,7 +11,7 @@ import torch
 
 from .dialect import UNSIGNED, Dialect
 from .index import Bounds, Gathered, Index, Quotient, Var, atoms, bounds
-from .kernel import Expr, Kernel, Store, below, closure, never_positive, truth, variables
+from .kernel import Expr, Kernel, Store, below, closure, negated, never_positive, truth, variables
 
 MOST_CUTS = 10
 MOST_VERSIONS = 4            # predicates on outer variables that double a loop
@@ -146,6 +146,8 @@ class Writer:
         operand = self.d.register[e.args[0].dtype if e.dtype is torch.bool and e.args else e.dtype]
         kind = self.d.letter[operand]
         op = self.d.not_positive.get(e.op, e.op) if kind == "f" and e.args and never_positive(e.args[0]) else e.op
+        if kind in "fd" and (apart := negated(e)) is not None:
+            op, a = "neg_apart", [self._known(apart)]
         suffix, unsigned = "f" if kind == "f" else "", UNSIGNED.get(operand, operand)
         return self.d.spelling(op, kind).format(*a, m=self.d.math, f=suffix, s=kind, u=unsigned)
 

@@ -257,6 +257,19 @@ def truth(e: Expr, within: dict[Var, Bounds]) -> Optional[bool]:
     return None
 
 
+def negated(e: Expr) -> Optional[Expr]:
+    """What is computed in the kernel and has its sign changed here; None if nothing is. gcc makes -(a * b + c) one step, (-a) * b - c,
+    of which a zero has another sign."""
+    changed = None
+    if e.op == "neg":
+        changed = e.args[0]
+    elif e.op in ("mul", "div") and e.args[1].op == "const" and e.args[1].extra == -1:
+        changed = e.args[0]
+    elif e.op == "mul" and e.args[0].op == "const" and e.args[0].extra == -1:
+        changed = e.args[1]
+    return None if changed is None or changed.op in ("load", "const") else changed
+
+
 def never_positive(e: Expr) -> bool:
     """Is a float value at most zero, or NaN, whatever is loaded: cut off, a negated magnitude, or less than a maximum?"""
     while e.op == "round":                                     # rounding keeps the order, and zero

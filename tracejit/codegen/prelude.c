@@ -11,6 +11,10 @@ EW double tj_double_of(u64 u) { double f; __builtin_memcpy(&f, &u, 8); return f;
 
 EW u64 tj_bits_of_double(double f) { u64 u; __builtin_memcpy(&u, &f, 8); return u; }
 
+EW float tj_neg_f(float x) { return tj_float_of(tj_bits_of(x) ^ 0x80000000u); }
+
+EW double tj_neg_d(double x) { return tj_double_of(tj_bits_of_double(x) ^ 0x8000000000000000ul); }
+
 EW int tj_signbit_f(float f) { return tj_bits_of(f) >> 31; }
 
 EW int tj_signbit_d(double f) { return tj_bits_of_double(f) >> 63; }

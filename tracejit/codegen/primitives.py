@@ -8,7 +8,7 @@ from __future__ import annotations
 
 PRIMITIVES = {
     "after": "{0}",                                             # a value, once the checks beside it are made
-    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "neg": "-{0}",
+    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "neg": "-{0}", "neg_apart": "tj_neg_{s}({0})",
     "fma": "{m}fma{f}({0}, {1}, {2})", "abs.real": "{m}fabs{f}({0})", "abs.int": "({0} < 0 ? -{0} : {0})",
     "div_trunc.real": "{m}trunc{f}({0} / {1})", "div_trunc.int": "tj_div_trunc_{s}({0}, {1})",
     "div_floor": "tj_div_floor_{s}({0}, {1})", "remainder": "tj_mod_{s}({0}, {1})", "fmod": "tj_fmod_{s}({0}, {1})",
