@@ -102,7 +102,7 @@ class Observer:
         error = None
         try:
             for n, t in enumerate(tensors if way == "hooks" else ()):
-                t.register_hook(lambda g, n=n: called.append(n))
+                t.register_hook(lambda g, n=n: called.append(n) if g is not None else None)      # a sibling's, as of split and sort
             with torch.no_grad():
                 tensors[0].add_(1) if way == "written" and tensors else None
             arguments = [t for name, value in self.watched.items() if name.startswith("argument") for _, t in leaves_of(value, "")]
