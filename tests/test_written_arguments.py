@@ -494,3 +494,12 @@ def test_an_argument_that_is_detached_in_place_since():
             else:
                 result.sum().backward()
         assert compiled.replayed_because == ""
+
+
+@pytest.mark.parametrize("comes", [lambda t: t * 1, VIEWS["rows"]], ids=["whole", "a view"])
+def test_one_call_that_writes_an_argument_twice(comes):
+    def program(b, w):
+        torch._foreach_neg_([b, b])
+        return b * w
+
+    assert "writes an argument with history twice" in agree(program, (3, 5), backward, comes).replayed_because

@@ -243,6 +243,8 @@ def _rebased(forward: Trace, inputs: list[torch.Tensor], starts: list[Start]) ->
             raise NoSplit("an argument that is a view, or shares memory with another, is written with history")
         if _viewed_apart(forward.bound_symbols, storages[k]):
             raise NoSplit("an argument that is written with history is viewed under no_grad before")
+        if any([w.storage for w in b.written].count(storages[k]) > 1 for b in forward.bound_symbols):
+            raise NoSplit("one call writes an argument with history twice: whether autograd counts both depends on its being a view")
         if storages[k] in moved:
             raise NoSplit("an argument that is written with history changes its metadata")
         if inputs[k].grad_fn is None or starts[k].requires_grad and starts[k].edge is None:
