@@ -274,3 +274,21 @@ def test_leaf_written_under_no_grad_after_its_use_raises_at_backward():
         return y
 
     check(program, lambda: [leaf()], raises="RuntimeError")
+
+
+@pytest.mark.parametrize("executors", [None, ["torch"]])
+def test_a_view_by_strides_of_what_leads_no_gradients_on_leads_none(executors):
+    def program(a):
+        cast = a.view(torch.float32)
+        a.detach().as_strided((2, 2), (2, 1)).mul_(2)
+        return a.data.as_strided((2, 2), (2, 1)), a.detach().as_strided((3,), (1,)), cast.as_strided((2,), (3,)), a.detach()[1:]
+
+    for make in (lambda t: t, lambda t: t * 1, lambda t: torch.stack([t, t])[1]):
+        compiled = tracejit.jit(program, fallback="error", executors=executors)
+        for _ in range(2):
+            outcomes = []
+            for function in (program, compiled):
+                a = make(torch.arange(12.0).reshape(3, 4).requires_grad_())
+                results = function(a)
+                outcomes.append([(t.requires_grad, t.is_leaf, t.tolist()) for t in (*results, a)])
+            assert outcomes[0] == outcomes[1]

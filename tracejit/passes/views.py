@@ -18,7 +18,7 @@ from .alias import Aliases, ViewStep, view_arguments
 from .builder import Builder
 
 aten = torch.ops.aten
-_AS_STRIDED, _RESHAPE = aten_symbol(aten.as_strided.default), aten_symbol(aten.reshape.default)
+_AS_STRIDED, _RESHAPE, _DETACH = map(aten_symbol, (aten.as_strided.default, aten.reshape.default, aten.detach.default))
 # How a write goes back through a view: by relabelling, by the inverse permutation, or by a scatter.
 _RELABEL = frozenset({aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.default,
                       aten.squeeze.dim, aten.squeeze.dims, aten.alias.default, aten.detach.default})
@@ -68,6 +68,9 @@ class ViewReplay:
 
     def _strided(self, value: TensorProxy, step: ViewStep) -> TensorProxy:
         p, root = step.proxy, step.parent
+        if value.requires_grad:                                # the views that are passed over led no gradients on
+            detached = replace(value, name=self.builder.new_name(), requires_grad=False)
+            value = self.builder.bind(_DETACH, (value,), {}, detached)
         out = replace(p, name=self.builder.new_name(), storage=value.storage)
         if p.reading != root.reading:
             args = (value, list(p.shape), list(p.stride), p.offset, p.dtype, p.conj, p.neg)
