@@ -89,6 +89,11 @@ def functional_form_of_an_op_that_writes():
 
 
 @use
+def functional_form_of_a_function():
+    functionalized(lambda x: (x * 2, torch.relu), x())
+
+
+@use
 def functional_form_of_bits():
     def program(x):
         y = x * 2

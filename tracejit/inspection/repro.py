@@ -123,16 +123,15 @@ def _imports(scope: dict[str, Any]) -> str:
         elif isinstance(value, torch.Tensor):
             lines.append(f"{name} = torch.tensor({value.tolist()!r}, dtype={value.dtype})")
         elif inspect.isfunction(value):
-            lines.append(_function(value, name))
+            lines += [*_functions(value), *([f"{name} = {value.__name__}"] if name != value.__name__ else [])]
         else:
             raise TraceError(f"{name} = {value!r} has no text that a script could hold")
-    return "".join(f"{line}\n" for line in lines) + "\n"
+    return "".join(f"{line}\n" for line in dict.fromkeys(lines)) + "\n"
 
 
-def _function(function: Callable, name: str) -> str:
-    """Its text, where that uses nothing but torch and names of Python's own; else an import."""
-    used = {n for n in function.__code__.co_names if n in function.__globals__} - {"torch"}
-    if used:
-        return f"from {function.__module__} import {function.__qualname__} as {name}"
-    alias = f"\n\n{name} = {function.__name__}" if name != function.__name__ else ""
-    return f"\n{inspect.getsource(function)}{alias}"
+def _functions(function: Callable) -> list[str]:
+    """Its text, below those of the functions that it calls; an import, where it uses other things than functions and torch."""
+    used = {n: function.__globals__[n] for n in function.__code__.co_names if n in function.__globals__ and n != "torch"}
+    if not all(map(inspect.isfunction, used.values())):
+        return [f"from {function.__module__} import {function.__name__}"]
+    return [*(line for f in used.values() for line in _functions(f)), f"\n{inspect.getsource(function)}"]

@@ -73,7 +73,7 @@ def graph_module(fn: Callable, captured: Capture, trace: Trace, call: CallInputs
             inputs.append(p)
             writer.attribute(p, names.get(id(tensor), f"state_{p.name}"), tensor)
     written = writer.run(write_backs)
-    results = tuple(writer.value(o) for o in trace.output[:captured.results])
+    results = tuple(map(writer.result, trace.output[:captured.results]))
     writer.graph.output(results if not written else (*results, *(value for _, value in written)))
     made = GraphModule(writer.attributes, writer.graph, class_name=f"Functional_{trace.name}")
     made.meta["written"] = tuple(p.name for p, _ in written)
@@ -85,6 +85,9 @@ def _state_names(fn: Callable) -> dict[int, str]:
     if not isinstance(fn, torch.nn.Module):
         return {}
     return {id(t): name for name, t in (*fn.named_parameters(), *fn.named_buffers())}
+
+
+_VALUES = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 class _Writer:
@@ -109,6 +112,11 @@ class _Writer:
             self.attributes[name] = x.value
             return self.graph.get_attr(name)
         return x
+
+    def result(self, x: Any) -> Any:
+        if isinstance(x, (TensorProxy, TensorConstant, *_VALUES)):
+            return self.value(x)
+        raise UnsupportedError(f"a result that is a {type(x).__name__} has no functional form: return tensors and numbers")
 
     def run(self, write_backs: bool) -> list[tuple[TensorProxy, Node]]:
         """The calls. Returns what is not written back: (input, new value)."""

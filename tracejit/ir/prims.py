@@ -8,7 +8,6 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..torch_private import conj_view, neg_view
-from .memory import byte_region
 from .symbol import Symbol
 
 
@@ -25,11 +24,14 @@ def exact_copy(t: torch.Tensor) -> torch.Tensor:
 def restride(t: torch.Tensor, size: list[int], stride: list[int]) -> torch.Tensor:
     """A copy with this size and stride (in elements)."""
     out = torch.empty_strided(size, stride, dtype=t.dtype, device=t.device)
-    region = byte_region(0, tuple(size), tuple(stride), 1)
-    if not region.overlaps_itself:
+    end, apart = 1, True
+    for s, n in sorted((s, n) for n, s in zip(size, stride) if n > 1):
+        apart = apart and s >= end
+        end += s * (n - 1)
+    if apart or not t.numel():
         return out.copy_(t)
-    flat = out.as_strided((region.end,), (1,))                 # a copy into elements that share bytes is refused
-    index = torch.arange(region.end, device=t.device).as_strided(size, stride)
+    flat = out.as_strided((end,), (1,))                        # a copy into elements that share bytes is refused
+    index = torch.arange(end, device=t.device).as_strided(size, stride)
     flat[index.reshape(-1)] = t.reshape(-1)
     return out
 
