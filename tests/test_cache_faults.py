@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import tracejit
+from tracejit.capture.reads import StateReads
 from tracejit.errors import FallbackWarning
 from tracejit.executors.cpu import CpuExecutor
 from tracejit.executors.kernel_cache import KernelCache, PartInC
@@ -157,6 +158,18 @@ def test_an_interrupt_leaves_a_usable_jit(tmp_path, full):
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert stopped > moments // 4
+
+
+def test_an_interrupt_between_hook_and_capture_leaves_no_hook(tmp_path, monkeypatch):
+    jfn, enter = jitted(tmp_path), StateReads.__enter__
+
+    def interrupted(reads):
+        enter(reads)
+        raise KeyboardInterrupt
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(StateReads, "__enter__", interrupted)
+        jfn(*arguments())
+    assert sys.getprofile() is None and is_right(jfn) and jfn.last_traces[-1].regions
 
 
 # ------------------------------------------------------------ parts in C, compiled beside Python

@@ -11,8 +11,8 @@ def collector_paused() -> Iterator[None]:
     """Inside, nothing is collected: callbacks and finalizers are not the program's, and a collection costs a tenth of a second
     where much is loaded."""
     collects = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if collects:

@@ -8,6 +8,8 @@ from typing import Any, Iterator
 
 def set_profile(hook: Any) -> None:
     """Puts back what `sys.getprofile()` returned."""
+    if sys.getprofile() is hook:
+        return
     if hook is None or callable(hook):
         sys.setprofile(hook)
     elif hasattr(hook, "enable"):                              # cProfile is no callable hook

@@ -30,6 +30,7 @@ from .collector import collector_paused
 from .guards import ARGUMENT, GRAD, NUMBER, STATE, Guards, InputSource
 from .gradients_inside import refuse_hidden_hooks, used_up
 from .histories import MADE_HERE, Start, history
+from .hook import set_profile
 from .inputs import CallInputs, any_overlap, argument_names
 from .joint import Joint, NoSplit, Recording, refuse_derivatives_by_value, refuse_hooks_on_results, refuse_what_aliases
 from .modes import global_settings, refuse_changed_settings, restore_settings
@@ -114,7 +115,7 @@ class _Capture:
             self.proxies.append(proxy)
             fake = self.fakes.find(value)
             self.start[id(fake)], self.start_grad[id(fake)] = Start.of(fake), None
-        generator, settings = torch.get_rng_state(), global_settings()
+        generator, settings, hook = torch.get_rng_state(), global_settings(), sys.getprofile()
         try:
             with quiet_logs():
                 result = self.record()
@@ -122,6 +123,7 @@ class _Capture:
             refuse_changed_settings(settings)
             return self.finish(result)
         finally:
+            set_profile(hook)                                  # an interrupt may come when ours is on, and nothing yet to take it off
             restore_settings(settings)
             self.reads.rollback()
             torch.set_rng_state(generator)
