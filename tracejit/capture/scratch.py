@@ -102,7 +102,7 @@ def run_on_scratch(func: Any, before: list, spec: Any, tiny: bool = False) -> tu
 
 def real_strides(sym: Symbol, before: list, spec: Any) -> list[tuple[tuple, tuple]]:
     """(shape, strides) of each tensor that the real kernel makes, on scratch memory."""
-    if not sym.pointwise or any(0 in p.shape for p in _tensors(before)):
+    if not sym.pointwise or any(0 in p.shape or _is_dense_but_for_ones(p) for p in _tensors(before)):
         return _layouts(run_on_scratch(sym.fn, before, spec)[1])
     sizes = {n for p in _tensors(before) for n in p.shape}
     small = {n: k for k, n in enumerate(sorted(sizes | {1}), 1)}        # 1, 2, 3 ... compare as the sizes do
@@ -111,6 +111,13 @@ def real_strides(sym: Symbol, before: list, spec: Any) -> list[tuple[tuple, tupl
     found = [_strides_in_order(shape, stride, tuple(large[n] for n in shape))
              for shape, stride in _layouts(run_on_scratch(sym.fn, shrunk, spec)[1])]
     return _layouts(run_on_scratch(sym.fn, before, spec)[1]) if None in found else found
+
+
+def _is_dense_but_for_ones(p: TensorProxy) -> bool:
+    """A kernel may keep the strides of size 1 that such a tensor has: no smaller one stands for it."""
+    large = [(n, s) for n, s in zip(p.shape, p.stride) if n != 1]
+    shape, stride = tuple(n for n, _ in large), tuple(s for _, s in large)
+    return _strides_in_order(p.shape, p.stride, p.shape) is None and _strides_in_order(shape, stride, shape) is not None
 
 
 def _tensors(flat: list) -> list[TensorProxy]:
