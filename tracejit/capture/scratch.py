@@ -102,9 +102,11 @@ def run_on_scratch(func: Any, before: list, spec: Any, tiny: bool = False) -> tu
 
 def real_strides(sym: Symbol, before: list, spec: Any) -> list[tuple[tuple, tuple]]:
     """(shape, strides) of each tensor that the real kernel makes, on scratch memory."""
-    if not sym.pointwise or any(0 in p.shape or _is_dense_but_for_ones(p) for p in _tensors(before)):
+    tensors = _tensors(before)
+    most = max((p.numel for p in tensors), default=0)
+    if not sym.pointwise or any(0 in p.shape or p.numel == most and _is_dense_but_for_ones(p) for p in tensors):
         return _layouts(run_on_scratch(sym.fn, before, spec)[1])
-    sizes = {n for p in _tensors(before) for n in p.shape}
+    sizes = {n for p in tensors for n in p.shape}
     small = {n: k for k, n in enumerate(sorted(sizes | {1}), 1)}        # 1, 2, 3 ... compare as the sizes do
     shrunk = [_shrunk(p, small, k) if isinstance(p, TensorProxy) and not p.number else p for k, p in enumerate(before)]
     large = {m: n for n, m in small.items()}
@@ -114,7 +116,7 @@ def real_strides(sym: Symbol, before: list, spec: Any) -> list[tuple[tuple, tupl
 
 
 def _is_dense_but_for_ones(p: TensorProxy) -> bool:
-    """A kernel may keep the strides of size 1 that such a tensor has: no smaller one stands for it."""
+    """A kernel may keep the strides that such a tensor has in dims of size 1: no smaller one stands for it."""
     large = [(n, s) for n, s in zip(p.shape, p.stride) if n != 1]
     shape, stride = tuple(n for n, _ in large), tuple(s for _, s in large)
     return _strides_in_order(p.shape, p.stride, p.shape) is None and _strides_in_order(shape, stride, shape) is not None
