@@ -13,7 +13,7 @@ import torch
 import tracejit
 from tracejit.executors import registry
 
-from cases import rare_messages  # noqa: F401  (registers its cases)
+from cases import rare_messages, rarer_messages, replay_messages  # noqa: F401  (they register their cases)
 from cases.messages import CASES
 
 pytestmark = pytest.mark.compiler
@@ -26,13 +26,13 @@ def message_of(case):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            case.use()
+            result = case.use()
         except Exception as error:  # of any class: it is what is printed
             return f"{type(error).__name__}: {error}"
         finally:
             torch.set_num_threads(threads)
     told = [w for w in caught if issubclass(w.category, (tracejit.FallbackWarning, tracejit.RetraceWarning))]
-    return f"{told[0].category.__name__}: {told[0].message}" if told else "nothing"
+    return f"{told[0].category.__name__}: {told[0].message}" if told else result if isinstance(result, str) else "nothing"
 
 
 def normalized(text):
@@ -40,7 +40,10 @@ def normalized(text):
     def line(found):
         return f"{found[2]}: {linecache.getline(found[1] + found[2], int(found[3])).strip()}"
     text = re.sub(r"(/[\w./-]*/)(\w+\.py):(\d+)", line, text)
-    text = re.sub(r"\b((?:rare_)?messages\.py):\d+", r"\1", text)
+    text = re.sub(r"\b((?:rarer?_|replay_)?messages\.py):\d+", r"\1", text)
+    text = re.sub(r"(/\S+)?/\S+?\.(c|tmp|so|cu)\b", r"KERNEL.\2", re.sub(r"/[\w./-]*/cc\b", "cc", text))
+    text = re.sub(r"(?<=cc) -.* (?=KERNEL\.c -o)|(?<='cc', ).*(?='KERNEL\.c', '-o')", " ... ", text)
+    text = re.sub(r" Hint: .*", "", text)
     return re.sub(r"0x[0-9a-f]{6,}", "0x...", text)
 
 
@@ -50,9 +53,18 @@ def test_messages(golden, monkeypatch):
     golden("errors.txt", "\n\n".join(f"## {c.name}\n{normalized(message_of(c))}" for c in CASES) + "\n")
 
 
+@pytest.mark.parametrize("followed", replay_messages.FOLLOWED, ids=lambda f: f[0].__name__)
+def test_what_a_message_says_to_do_helps(followed):
+    fn, args, around = followed
+    jitted = tracejit.jit(fn, fallback="error")
+    with around():
+        jitted(*args())
+    assert jitted.replayed_because == ""
+
+
 @pytest.mark.parametrize("case", [c for c in CASES if c.where], ids=lambda c: c.name)
 def test_a_message_names_the_line_of_the_program(case):
-    assert re.search(r"/cases/(?:rare_)?messages\.py:\d+", message_of(case))
+    assert re.search(r"/cases/(?:rarer?_)?messages\.py:\d+", message_of(case))
 
 
 def test_cells_of_a_notebook_are_named_by_their_numbers():

@@ -190,7 +190,8 @@ class CompiledFunction:
     def _after_program_error(self, inputs: CallInputs, error: BaseException) -> Any:
         """The capture raised, as eager should: run eagerly, which raises with memory as eager leaves it."""
         result = self.__wrapped__(*inputs.args, **inputs.kwargs)
-        unsupported = UnsupportedError(f"the capture raised {type(error).__name__}, which eager does not: {error}",
+        unsupported = UnsupportedError(f"the capture raised {type(error).__name__}, which eager does not: {error}\n"
+                                       "Call what raises it outside of the jitted function",
                                        where=user_frame(error))
         unsupported.__cause__ = error
         if self.options.fallback == "error":

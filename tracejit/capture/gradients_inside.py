@@ -20,9 +20,9 @@ USED_UP = "Trying to backward through the graph a second time"
 def refuse_hidden_hooks(level: Any, tensors: list[torch.Tensor]) -> None:
     """NoSplit where code of the user's runs in the backward pass: it is not watched there, and fakes do not carry it."""
     if level.calls_back or level.hooked or level.checkpointed:
-        raise NoSplit("the backward pass within the call runs code of the user's")
+        raise NoSplit("the backward pass within the call runs code of the user's: call backward outside")
     if any(has_hooks(t) for t in tensors if t.requires_grad):
-        raise NoSplit("an argument has a hook")
+        raise NoSplit("an argument has a hook: call backward outside")
 
 
 def has_hooks(t: torch.Tensor) -> bool:
@@ -37,15 +37,15 @@ def used_up(outputs: list, inputs: list[torch.Tensor]) -> tuple[int, ...]:
     for k, o in enumerate(outputs):
         if isinstance(o, torch.Tensor) and o.requires_grad and id(o) not in given:
             if o.grad_fn is None or not leaves:
-                raise NoSplit("a result requires gradients without a history")
+                raise NoSplit("a result requires gradients without a history: detach it")
             try:
                 run_backward((o,), (torch.empty_like(o),), True, False, leaves, allow_unreachable=True, accumulate_grad=False)
             except RuntimeError as error:
                 if USED_UP not in str(error):
-                    raise NoSplit(f"a result whose gradient raises {error}") from error
+                    raise NoSplit(f"a result can give no gradients, and is not detached: {error}") from error
                 found.append(k)
             else:
-                raise NoSplit("a result still carries gradients")
+                raise NoSplit("a result still carries gradients: detach it")
     return tuple(found)
 
 

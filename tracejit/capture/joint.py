@@ -96,7 +96,7 @@ class Recording:
         self.outputs = (*outputs, *(inputs[k] for k in places.values()))
         every = (*_differentiable(outputs, self.inputs), *places)
         if any(history(t) is UNTOLD for t in (*(self.outputs[k] for k in every), *self.inputs)):
-            raise NoSplit("a view made under no_grad of memory that was written since is an argument or a result")
+            raise NoSplit("a view made under no_grad of memory that was written since is an argument or a result: detach it")
         self.views = result_views(forward, self.outputs, every)
         _refuse_outdated(self.views, forward, set(places.values()))
         self.differentiable = tuple(k for k in every if not any(k in v.positions for v in self.views))
@@ -140,7 +140,7 @@ class Recording:
             gradients = {target: g for target, g in gradients.items() if g is not None}
             self.wanted = tuple(target for target in gradients if target >= 0)
         if not self.wanted:
-            raise NoSplit("no gradient reaches an argument")
+            raise NoSplit("no gradient reaches an argument: detach the results")
         calls = recorder.bound_symbols[first:]
         marker = BoundSymbol(prims.BACKWARD_BEGINS, (), {}, None)
         ops = forward.replace(inputs=(*forward.inputs, *proxies), bound_symbols=(*forward.bound_symbols, marker, *calls),
@@ -219,7 +219,7 @@ def _under_recorder(recorder: Recorder, backward: Callable[[], list]) -> list:
 
 
 def _refuse_real_tensor(real: torch.Tensor) -> torch.Tensor:
-    raise UnsupportedError("the backward pass uses a tensor that the forward pass did not")
+    raise UnsupportedError("the backward pass uses a tensor that the forward pass did not: pass it to forward")
 
 
 def _differentiable(outputs: tuple, inputs: tuple) -> tuple[int, ...]:
@@ -240,15 +240,15 @@ def _rebased(forward: Trace, inputs: list[torch.Tensor], starts: list[Start]) ->
     moved = {w.storage for b in forward.bound_symbols if b.sym.moves_metadata for w in b.written}
     for k in found:
         if inputs[k]._is_view() or storages.count(storages[k]) > 1:
-            raise NoSplit("an argument that is a view, or shares memory with another, is written with history")
+            raise NoSplit("an argument that is a view, or shares memory with another, is written with history: write to a copy")
         if _viewed_apart(forward.bound_symbols, storages[k]):
-            raise NoSplit("an argument that is written with history is viewed under no_grad before")
+            raise NoSplit("an argument that is written with history is viewed under no_grad before: view a copy")
         if any([w.storage for w in b.written].count(storages[k]) > 1 for b in forward.bound_symbols):
-            raise NoSplit("one call writes an argument with history twice: whether autograd counts both depends on its being a view")
+            raise NoSplit("one call writes an argument with history twice: make it two calls")
         if storages[k] in moved:
-            raise NoSplit("an argument that is written with history changes its metadata")
+            raise NoSplit("an argument that is written with history changes its metadata: write to a copy")
         if inputs[k].grad_fn is None or starts[k].requires_grad and starts[k].edge is None:
-            raise NoSplit("an argument changes its autograd history otherwise than by a write")
+            raise NoSplit("an argument changes its autograd history otherwise than by a write: detach it by .detach()")
     return found
 
 
@@ -258,7 +258,7 @@ def _refuse_outdated(views: tuple[ResultView, ...], forward: Trace, rebased: set
     for v in views:
         made = v.steps[-1][0]
         if v.source in rebased and last[forward.inputs[v.source].storage] > forward.bound_symbols.index(made):
-            raise NoSplit("a view of an argument is a result, and the argument is written since")
+            raise NoSplit("a view of an argument is a result, and the argument is written since: make the view after the write")
 
 
 def _viewed_apart(calls: tuple[BoundSymbol, ...], storage: int) -> bool:
@@ -289,7 +289,7 @@ def refuse_hooks_on_results(recording: Recording, hooked: list[torch.Tensor]) ->
     """NoSplit for a result with a hook: who asks for its gradient gets what the hook makes of it."""
     viewed = [n for v in recording.views for n in v.positions]
     if any(recording.outputs[k] is t for k in (*recording.differentiable, *viewed) for t in hooked):
-        raise NoSplit("a result has a hook")
+        raise NoSplit("a result has a hook: register it with what the call gives")
 
 
 def refuse_derivatives_by_value(recording: Recording) -> None:
@@ -308,21 +308,21 @@ def refuse_what_aliases(recording: Recording) -> None:
     """NoSplit where gradients flow through memory that arguments or results share, or that the program writes unseen by it."""
     inputs, modes = recording.forward.inputs, recording.forward.notes["modes"]
     if any(b.modes.inference != modes.inference for b in recording.forward.bound_symbols):
-        raise NoSplit("inference mode inside")
+        raise NoSplit("inference mode inside: use torch.no_grad()")
     written = {w.storage for b in recording.forward.bound_symbols for w in b.written}
     if any(inputs[k].storage in written for k in recording.wanted if k not in recording.rebased.values()):
-        raise NoSplit("an argument that requires gradients is written without history")
+        raise NoSplit("an argument that requires gradients is written without history: write to it outside of the jitted function")
     viewed = [n for v in recording.views for n in v.positions]
     if any(recording.outputs[k].retains_grad for k in viewed):
-        raise NoSplit("the gradient of a result that is a view is retained")
+        raise NoSplit("the gradient of a result that is a view is retained: retain it of what the call gives")
     if any(recording.outputs[k].grad_fn is None for k in (*recording.differentiable, *viewed)):
-        raise NoSplit("a result requires gradients without a history, as a view made under no_grad does")
+        raise NoSplit("a result requires gradients without a history, as a view made under no_grad does: detach it")
     taken = {t.untyped_storage()._cdata for t in recording.inputs}
     for k in (k for n, k in enumerate(recording.differentiable) if n not in recording.rebased):
         storage = recording.outputs[k].untyped_storage()._cdata
         if storage in taken:
-            raise NoSplit("a differentiable result shares memory with an argument or another result")
+            raise NoSplit("a differentiable result shares memory with an argument or another result: return a copy, as .clone() makes one")
         taken.add(storage)
     of_inputs = [inputs[k].storage for k in recording.wanted]
     if len(set(of_inputs)) < len(of_inputs):
-        raise NoSplit("arguments that require gradients share memory")
+        raise NoSplit("arguments that require gradients share memory: pass one of them, and view it inside the function")

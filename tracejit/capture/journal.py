@@ -110,7 +110,8 @@ def _map_items(value: Any, function: Callable[[Any], Any], path: str = "") -> An
         return kind(new)
     if issubclass(kind, tuple):
         return tuple.__new__(kind, new)
-    raise StateError(path, f"{path} is assigned a new {kind.__name__} that holds tensors: store a list, tuple or dict")
+    raise StateError(path, f"{path} is assigned a new {kind.__name__} that shares a container with other state: "
+                           "store a list, tuple or dict")
 
 
 # ---------------------------------------------------------------- writes

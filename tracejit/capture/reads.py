@@ -156,7 +156,7 @@ class StateReads:
                 sys.setprofile(self._hook)
         self._moved = {**self._moved, **moved}
         if [(w.path, id(w.value)) for w in self.writes()] != before:
-            raise UnsupportedError("the backward pass writes to Python state")
+            raise UnsupportedError("the backward pass writes to Python state: write it outside of the jitted function")
         return result
 
     def rollback(self) -> None:

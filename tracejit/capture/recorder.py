@@ -91,7 +91,7 @@ class Recorder(TorchDispatchMode):
             return self._adopt(t)
         if (proxy.shape, proxy.stride, proxy.offset) != (t.shape, t.stride(), t.storage_offset()) or (
                 self._storages.get(t.untyped_storage()._cdata) != proxy.storage):
-            raise UnsupportedError(f"{proxy.name} changed its metadata behind the dispatcher", where=str(self.source()))
+            raise UnsupportedError(f"{proxy.name} changed its metadata behind the dispatcher: change it by an operation of torch", where=str(self.source()))
         return proxy
 
     def named(self, a: Any) -> Any:
@@ -139,7 +139,8 @@ class Recorder(TorchDispatchMode):
             return self._now[id(t)]
         root = self._roots.get(t.untyped_storage()._cdata)
         if root is None or not is_fake(t):
-            raise UnsupportedError(f"a tensor from outside reached the recording: {type(t).__name__}{tuple(t.shape)}",
+            raise UnsupportedError(f"a tensor from outside reached the recording, {type(t).__name__}{tuple(t.shape)}: "
+                                   "pass a torch.Tensor that has data",
                                    where=str(self.source()))
         same = self._views.get(_view_key(t))
         proxy = self.new_proxy(t)
@@ -176,7 +177,7 @@ class Recorder(TorchDispatchMode):
         if func in _LIFTS and not is_fake(flat[0]):
             return self._constant(func, flat[0])
         if any((a.dtype if isinstance(a, torch.Tensor) else a) in _QUANTIZED for a in flat if isinstance(a, (torch.Tensor, torch.dtype))):
-            raise UnsupportedError("quantized tensors are not captured", where=str(self.source()))
+            raise UnsupportedError("quantized tensors are not captured: use them outside of the jitted function", where=str(self.source()))
         flat = [self._fake(a) if isinstance(a, torch.Tensor) else a for a in flat]
         args, kwargs = tree_unflatten(flat, spec)
         before = [self.named(a) for a in flat]
@@ -241,7 +242,8 @@ class Recorder(TorchDispatchMode):
             fakes = tree_leaves((args, kwargs))
             out = tree_map(lambda o: self._fake_like(o, scratch, fakes) if isinstance(o, torch.Tensor) else o, out)
             if any(isinstance(p, TensorProxy) and p.shape != tuple(t.shape) for p, t in zip(before, scratch)):
-                raise UnsupportedError(f"fake tensors cannot run {func}: {error}", where=str(self.source())) from error
+                raise UnsupportedError(f"fake tensors cannot run {func}: register a fake implementation of it "
+                                       f"(torch.library.register_fake). {error}", where=str(self.source())) from error
             return out
 
     def _take_real_strides(self, sym: Symbol, before: list, spec: Any, out: Any) -> None:
@@ -262,7 +264,8 @@ class Recorder(TorchDispatchMode):
             if t is out:
                 return fake
             if isinstance(t, torch.Tensor) and t.untyped_storage()._cdata == out.untyped_storage()._cdata:
-                raise UnsupportedError("fake tensors cannot run a view", where=str(self.source()))
+                raise UnsupportedError("fake tensors cannot run an operator that gives a view: register a fake implementation "
+                                       "of it (torch.library.register_fake)", where=str(self.source()))
         with real_tensors():
             return fake_of(self.fakes.mode, out)
 

@@ -21,8 +21,8 @@ from ..errors import UnsupportedError
 from ..ir.printer import OWN_NAMES
 from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol, SourceLine, Trace
-from ..torch_private import unseen_by_function_modes
-from .fakes import NEEDS_DATA, Fakes, is_fake, quiet_logs
+from ..torch_private import functorch_level, unseen_by_function_modes
+from .fakes import NEEDS_DATA, Fakes, is_fake, quiet_logs, unsupported_tensor
 from .function_level import FunctionLevel, RecordedStorage, function_level
 from .handlers import is_user_file
 from .changing import Places
@@ -203,9 +203,7 @@ class _Capture:
                 return InputSource(GRAD, k), f"{self.proxies[k].name}_grad"
         location = self.reads.locate(real)
         if location is None:
-            raise UnsupportedError("a tensor that is neither an argument nor found in a place that can be watched: "
-                                   "pass it as an argument, "
-                                   "or keep it in an attribute or a global")
+            raise UnsupportedError(_why_not_found(real))
         return InputSource(STATE, location=location), location.path
 
     def unique(self, path: str) -> str:
@@ -273,12 +271,12 @@ class _Capture:
         level, fakes = self.level, [self.fakes.find(t) for t in self.tensors]
         try:
             if self.modes.autocast is not None and self.modes.autocast[2]:
-                raise NoSplit("autocast around the call keeps casts of weights for later calls")
+                raise NoSplit("autocast around the call keeps casts of weights for later calls: set cache_enabled=False")
             if level.whole:
                 raise NoSplit(f"{level.whole} is recorded as one call")
             recording = Recording(level.recorder, ops, outputs, fakes, [self.start[id(f)] for f in fakes], self.unique)
             if recording.rebased and (level.unnamed or self.modes.autocast is not None):
-                raise NoSplit("an argument that may be a view at a later call is written with history")
+                raise NoSplit("an argument that may be a view at a later call is written with history: write to a copy")
             refuse_what_aliases(recording)
             refuse_derivatives_by_value(recording)
             refuse_hooks_on_results(recording, level.hooked)
@@ -297,7 +295,7 @@ class _Capture:
         grads: list[tuple[int, int]] = []
         try:
             if any(self.start[id(f)].differs(f) for f in fakes):
-                raise NoSplit("an argument changes its autograd history")
+                raise NoSplit("an argument changes its autograd history: write to a copy")
             refuse_hidden_hooks(self.level, self.tensors)
             for k, f in enumerate(fakes):
                 if f.is_leaf and f.grad is not self.start_grad[id(f)]:
@@ -377,6 +375,16 @@ class _Capture:
             elif t.requires_grad != start.requires_grad and not t._is_view():
                 because = because or "requires_grad"
         return because
+
+
+def _why_not_found(t: torch.Tensor) -> str:
+    if functorch_level() is not None:
+        return "a functorch transform (vmap, grad, ...) within the function: call it outside of the jitted function"
+    kind = unsupported_tensor(t)
+    if kind:
+        return f"{kind} is made within the function: make and use it outside of the jitted function"
+    return ("a tensor that is neither an argument nor found in a place that can be watched: pass it as an argument, "
+            "or keep it in an attribute or a global")
 
 
 def _looks_internal(name: str) -> bool:

@@ -39,7 +39,7 @@ MESSAGES = {1: "index out of range in self",
             4: "Target is out of bounds.",
             5: "all elements of input and target should be between 0 and 1",
             6: "float division by zero",
-            7: "a power of numbers is out of range, or complex",
+            7: "a power of numbers is out of range, or complex: keep them tensors, without .item()",
             8: "0.0 cannot be raised to a negative power"}
 
 

@@ -48,7 +48,7 @@ def machine() -> str:
     try:
         version = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=TIMEOUT, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        raise NoCompiler(f"{' '.join(command)} --version failed: {error}") from error
+        raise NoCompiler(f"{' '.join(command)} --version failed: {error} Name another compiler in CC") from error
     flags = next((line for line in _cpuinfo().splitlines() if line.startswith(("flags", "Features"))), "")
     return f"{command}\n{version}\n{platform.machine()}\n{flags}"
 

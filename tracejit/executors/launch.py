@@ -56,7 +56,8 @@ class CompiledRegion:
         """Arguments that a call of torch laid out otherwise than described are copied into the layout described."""
         n, launch = odd[0], self.launch
         if check_traces() or any(self.args[n].storage in self.written for n in odd):
-            raise TraceError(f"{self.args[n]!r} came as {tuple(given[n].shape)} stride {given[n].stride()}")
+            raise TraceError(f"{self.args[n]!r} came as {tuple(given[n].shape)} stride {given[n].stride()}: the call that makes it "
+                             "lays it out otherwise than its fake implementation (torch.library.register_fake) tells")
         self.launch = lambda *now: launch(*(restride(t, self.args[k].shape, self.args[k].stride) if k in odd else t
                                             for k, t in enumerate(now)))
 

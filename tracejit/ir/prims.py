@@ -117,7 +117,7 @@ def _on_numbers(name: str, op: Callable) -> Symbol:
     def run(*operands: Any) -> torch.Tensor:
         made = op(*map(float, operands))
         if isinstance(made, complex):
-            raise ArithmeticError("a negative number to a fractional power is complex")
+            raise ArithmeticError("a power of numbers is out of range, or complex: keep them tensors, without .item()")
         return torch.tensor(made, dtype=torch.float64, device="cpu")
     run.__name__ = run.__qualname__ = f"number_{name}"
     return Symbol(run.__name__, run, numbers=True)

@@ -83,7 +83,7 @@ def refuse_several_views(recorded: Trace, results: tuple[int, ...]) -> None:
     for k in results:
         for step in aliases.chain(recorded.output[k]):
             if step.call is not None and len(step.call.tensor_outputs) > 1:
-                raise UnsupportedError(f"a result is one of the views that {step.call.sym.name} makes")
+                raise UnsupportedError(f"a result is one of the views that {step.call.sym.name} makes: return a copy, as .clone() makes one")
 
 
 class _Splitter:
@@ -113,7 +113,7 @@ class _Splitter:
         early = {o.storage for b in self.trace.bound_symbols[:self.begins] for o in b.tensor_outputs} | self.visible
         for b in self.trace.bound_symbols[self.begins:]:
             if any(w.storage in early or w.storage not in own for w in b.written):
-                raise UnsupportedError("the backward pass writes memory of the forward pass", where=str(b.source))
+                raise UnsupportedError("the backward pass writes memory of the forward pass: write to a copy", where=str(b.source))
 
     # ------------------------------------------------------------ backward
 

@@ -108,7 +108,8 @@ class Differentiable:
             raise UnsupportedError("a second derivative of results that are computed from each other: "
                                    "compute it with the function that was jitted")
         if any(t is None or t._version != v for t, v in zip(inputs, versions)):
-            raise UnsupportedError("a second derivative needs the arguments of the call, and one is gone or was written")
+            raise UnsupportedError("a second derivative needs the arguments of the call, and one is gone or was written: "
+                                   "keep them as they came")
         with torch.enable_grad():
             own = [t.view_as(t) if t.requires_grad else t for t in inputs]     # so that hooks of the caller's run once
             outputs = self.replay.run(*own)
@@ -293,7 +294,8 @@ class _Function(torch.autograd.Function):
         if ctx.own is None:
             raise RuntimeError(_FREED)
         if any(t is not None and (t.retains_grad or t._backward_hooks) for t in (r() for r in ctx.inner)):
-            raise UnsupportedError("a hook of a result, or its gradient retained, where other results are computed from it")
+            raise UnsupportedError("a hook of a result, or its gradient retained, where other results are computed from it: "
+                                   "put it on inside the function")
         if any([t is not None and t.is_leaf and readers & reached for t, (_, readers) in zip([r() for r in ctx.held], part.held)]):
             raise RuntimeError(_DETACHED)
         if torch.is_grad_enabled():
