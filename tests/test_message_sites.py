@@ -12,6 +12,9 @@ PACKAGE, GOLDEN = ROOT / "tracejit", ROOT / "tests" / "golden" / "errors.txt"
 # Calls that make a message, with the place of their text among the arguments; a raise of any class is one, too.
 MAKERS = {"UnsupportedError": 0, "TraceError": 0, "NoSplit": 0, "StateError": 1, "_misuse": 0, "warn": 0}
 
+# Functions that return such texts, or "".
+TELLERS = {"hindrance", "unsupported_tensor", "missing", "replay_reason", "_why_not_found", "_wrong", "_wrong_inside"}
+
 # Classes of which nobody sees the text.
 UNSEEN = {
     "CannotLower": "the fuser catches it, and makes smaller regions",
@@ -83,7 +86,20 @@ def sites():
                 parts = [None if p == "\0" else p for p in parts]
                 if any(p and p.strip(" :.()\n") for p in parts):
                     found.append((f"{path.relative_to(ROOT)}:{n.lineno}", named(n.func), parts))
+        found += [(f"{path.relative_to(ROOT)}:{n.lineno}", "text", parts) for n, parts in told(tree, constants)]
     return found
+
+
+def told(tree, constants):
+    """What functions that tell a reason return, or keep to return it."""
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef) and function.name in TELLERS:
+            docstring = getattr(function.body[0], "value", None)
+            for n in ast.walk(function):
+                if isinstance(n, (ast.JoinedStr, ast.Constant)) and n is not docstring:
+                    parts = texts(n, constants)
+                    if len("".join(p or "" for p in parts)) > 12:
+                        yield n, parts
 
 
 def pattern(parts):

@@ -43,7 +43,8 @@ def normalized(text):
     text = re.sub(r"\b((?:rarer?_|replay_)?messages\.py):\d+", r"\1", text)
     text = re.sub(r"(/\S+)?/\S+?\.(c|tmp|so|cu)\b", r"KERNEL.\2", re.sub(r"/[\w./-]*/cc\b", "cc", text))
     text = re.sub(r"(?<=cc) -.* (?=KERNEL\.c -o)|(?<='cc', ).*(?='KERNEL\.c', '-o')", " ... ", text)
-    text = re.sub(r" Hint: .*", "", text)
+    text = re.sub(r" Hint: .*", "", text).replace(torch.__version__, "...")
+    text = re.sub(r"'/[\w./-]*/(\w+\.py)', line=\d+", r"'\1', line=...", text)
     return re.sub(r"0x[0-9a-f]{6,}", "0x...", text)
 
 

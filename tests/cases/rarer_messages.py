@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tracejit
 from tracejit.__main__ import main
+from tracejit.capture import modes
 from tracejit.executors import compiler, cupy, kernel_cache, nvrtc
 from tracejit.passes.inplace_check import inplace_check
 
@@ -42,6 +43,31 @@ def takes_a_view_that_left_its_base(x):
 @program
 def asks_for_the_nodes_before(x):
     return (x.requires_grad_() * 2).grad_fn.next_functions
+
+
+@program(args=lambda: (torch.quantize_per_tensor(x(), 0.1, 0, torch.quint8),))
+def takes_a_quantized_tensor(x):
+    return x.dequantize()
+
+
+@program(args=lambda: (torch._efficientzerotensor((3,)),))
+def takes_a_zero_tensor(x):
+    return x * 2
+
+
+@program(around=lambda: torch.autograd.graph.save_on_cpu())
+def called_under_hooks_on_saved_tensors(x):
+    return x * 2
+
+
+@use
+def called_under_torch_jit_trace():
+    torch.jit.trace(tracejit.jit(lambda x: x * 2, fallback="error"), x(), check_trace=False)
+
+
+@program(around=lambda: mock.patch.object(modes, "MISSING", ["torch._C._of_another_release"]))
+def called_under_another_release_of_torch(x):
+    return x * 2
 
 
 class Mine(list):
@@ -272,6 +298,57 @@ def region_whose_iterations_read_each_other():
     read = handmade.call(handmade.aten.mul.Tensor, (seen, 2), handmade.tensor("v0", (4, 4), 1))
     final = handmade.trace([memory, seen], handmade.region("my_region0", read, handmade.copy_(memory, handmade.tensor("v1", (4, 4), 2))))
     inplace_check(final, handmade.unfused(final))
+
+
+def calls_changed(change):
+    """A transform that changes the last call."""
+    return lambda trace: trace.replace(bound_symbols=(*trace.bound_symbols[:-1], *change(trace.bound_symbols[-1])))
+
+
+@use
+def transform_that_returns_text_for_a_call():
+    transformed(calls_changed(lambda b: ["call"]), lambda x: x * 2)
+
+
+@use
+def transform_that_names_an_op_by_text():
+    transformed(calls_changed(lambda b: [replace(b, sym="aten.mul")]), lambda x: x * 2)
+
+
+@use
+def transform_that_binds_twice():
+    transformed(calls_changed(lambda b: [b, b]), lambda x: x * 2)
+
+
+@use
+def transform_that_reads_an_impostor():
+    transformed(calls_changed(lambda b: [replace(b, args=(replace(b.args[0], dtype=torch.int32), 2))]), lambda x: x * 2)
+
+
+@use
+def transform_that_tells_a_wrong_shape():
+    transformed(calls_changed(lambda b: [replace(b, output=replace(b.output, shape=(3, 1)))]), lambda x: x * 2)
+
+
+@use
+def transform_that_tells_no_dtype():
+    transformed(calls_changed(lambda b: [replace(b, output=replace(b.output, dtype=float))]), lambda x: x * 2)
+
+
+@use
+def executor_that_drops_a_call():
+    class Dropping(tracejit.Executor):
+        name = "dropping"
+
+        def can_execute(self, bsym):
+            return False
+
+        def can_fuse(self, bsym):
+            return True
+
+        def fuse(self, region):
+            return replace(region, subsymbols=region.subsymbols[:-1])
+    tracejit.jit(lambda x: (x + 1) * 2, executors=[Dropping()])(x())
 
 
 @use

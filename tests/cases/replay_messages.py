@@ -1,6 +1,7 @@
 """Programs that run as recorded, under autograd: what `replayed_because` says of each."""
 from typing import Callable
 
+import numpy
 import torch
 from torch import nn
 
@@ -170,7 +171,7 @@ def step_with_a_result_whose_operand_was_written(x, y):
 @replayed
 def result_made_in_inference_mode(x, y):
     with torch.inference_mode():
-        k = torch.ones(3).sum()
+        torch.ones(3).sum()
     return x * y
 
 
@@ -311,6 +312,56 @@ def under_autocast_with_its_cache(x, y):
 @replayed(args=lambda: (torch.ones(3), leaf()), around=lambda: torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False))
 def argument_written_under_autocast(x, y):
     x.mul_(y)
+
+
+# ------------------------------------------------------------ what the values alone do not tell
+
+@replayed
+def storage_resized(x, y):
+    y.untyped_storage().resize_(32)
+    return y.detach() * 2
+
+
+@replayed(args=lambda: (torch.ones(3), leaf()))
+def requires_grad_changed(x, y):
+    x.requires_grad_()
+
+
+@replayed
+def leaf_made(x, y):
+    return torch.ones(3, requires_grad=True)
+
+
+@replayed
+def address_asked_for(x, y):
+    return x.detach() * (y.data_ptr() == 0)
+
+
+@replayed
+def version_asked_for(x, y):
+    return x.detach() * y._version
+
+
+def over_the_same_memory():
+    memory = numpy.ones(3, numpy.float32)
+    return torch.from_numpy(memory), torch.from_numpy(memory)
+
+
+@replayed(args=over_the_same_memory)
+def two_arguments_over_one_array(x, y):
+    x.add_(y)
+
+
+@replayed(args=lambda: (torch.ones(3, 2), torch.tensor([0])))
+def error_after_metadata_moved(x, i):
+    x.t_()
+    return x[i]
+
+
+@replayed(args=lambda: (leaf(), leaf() * 2))
+def gradient_of_an_argument_retained(x, y):
+    y.retain_grad()
+    return x.detach() * 2
 
 
 # ------------------------------------------------------------ what the messages say to do

@@ -198,7 +198,7 @@ class FunctionLevel(TorchFunctionMode):
         elif func in _TAKES_GRADIENTS:
             self.takes_gradients = self.takes_gradients or function_symbol(func).name
         elif effect:
-            self.needs_replay = self.needs_replay or function_symbol(func).name
+            self.needs_replay = self.needs_replay or f"{function_symbol(func).name} does more than compute: call it outside"
         sym = prims.NUMBER if number_of(out) is not None else function_symbol(func)
         self.calls.append(BoundSymbol(sym, args, kwargs, tree_unflatten(outputs, out_spec),
                                       self.source(), tuple(self.recorder.bound_symbols[first:]), modes))
@@ -248,7 +248,7 @@ class FunctionLevel(TorchFunctionMode):
 
     def resize_storage(self, fake: torch.Tensor, nbytes: int) -> None:
         """No ATen call: the program is replayed."""
-        self.needs_replay = self.needs_replay or "a storage is resized"
+        self.needs_replay = self.needs_replay or "a storage is resized: resize it outside"
         with unseen_by_function_modes():
             args = (self.recorder.object_proxy(fake), nbytes)
             prims.resize_storage(fake, nbytes)
@@ -257,7 +257,7 @@ class FunctionLevel(TorchFunctionMode):
     def _host_value(self, func: Callable, tensor: torch.Tensor) -> int:
         """`_version` and `data_ptr` of an argument: the value now, under a guard."""
         fake, what = self._fake(tensor), "data_ptr" if func is _T.data_ptr else "version"
-        self.needs_replay = self.needs_replay or what
+        self.needs_replay = self.needs_replay or f"{what} is asked for: ask for it outside"
         storage = fake.untyped_storage()._cdata
         owner = next((r for r, f in self.fakes.pairs() if f.untyped_storage()._cdata == storage), None)
         if what == "version" and owner is None:

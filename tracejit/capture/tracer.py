@@ -365,15 +365,15 @@ class _Capture:
         level = self.level
         because = level.needs_replay
         if any_overlap(self.tensors):
-            because = "two storages over the same memory"      # as from numpy: fakes do not show it, eager's order is right
+            because = "two storages over the same memory: pass one of them"       # as from numpy: fakes do not show it, eager's order is right
         if _raises_after_a_move(level.recorder.bound_symbols, {p.storage for p in self.proxies}):
-            because = because or "an error shows metadata as it was by then"
+            because = because or "a call that may raise comes after an argument's metadata moved: check before"
         for t, _ in level.recorder.kept:
             start = self.start.get(id(t), MADE_HERE)
             if history(t) is not start.history:
                 because = because or AUTOGRAD
             elif t.requires_grad != start.requires_grad and not t._is_view():
-                because = because or "requires_grad"
+                because = because or "requires_grad is changed: set it outside"
         return because
 
 
