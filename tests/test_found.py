@@ -383,3 +383,20 @@ def test_what_leaves_torchs_operations_is_not_captured(program):
 
 def test_the_base_of_a_view_is_the_argument_itself():
     assert jit(lambda x: x * (x[1:]._base is x))(ones()).tolist() == [1, 1]
+
+
+def test_a_kernel_that_only_stores_is_called():
+    """gcc 12 took the function of its loop for pure, once it read the sizes from a table."""
+    def program(a, b):
+        v = b.sqrt()
+        v -= v.flip(0)
+        v.div_(2)
+        a.copy_(v.nan_to_num().clamp(0, 9))
+    jitted = tracejit.jit(program, fallback="error")
+    for offset, stride in ((0, (1, 4)), (1, (4, 1))):
+        b = (torch.arange(48.0) % 7).as_strided((4, 4), (4, 1), 2 - 2 * offset)
+        a = torch.arange(-20, 0).as_strided((4, 4), stride, offset)
+        want = a.clone()
+        program(want, b)
+        jitted(a, b)
+        assert torch.equal(a, want)

@@ -1,5 +1,7 @@
 """Random programs mean compiled what they mean in eager; and the comparison notices wrong compilers."""
 import os
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from tests.fuzz.shrink import shrink
 
 EXAMPLES = 10_000 if os.environ.get("TRACEJIT_TEST_ALL") == "1" else 300
 SEED = 20
+CHUNK = 500
 hypothesis_settings = settings(max_examples=EXAMPLES, derandomize=True, deadline=None, database=None,
                                print_blob=False, suppress_health_check=list(HealthCheck))
 
@@ -45,13 +48,25 @@ def assert_same(program, may_refuse=False):
     return True
 
 
+def compiled_of(options, indices):
+    torch.set_num_threads(1)
+    return [assert_same(run.draw(SEED, index, options), options.grad) for index in indices]
+
+
+def in_fresh_processes(options, n):
+    """A process cannot map the shared objects of ten thousand programs (`vm.max_map_count`)."""
+    chunks = [range(start, min(start + CHUNK, n)) for start in range(0, n, CHUNK)]
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
+        return [c for part in pool.map(compiled_of, [options] * len(chunks), chunks) for c in part]
+
+
 @pytest.mark.parametrize("options, share", [(programs.Options(), 2), (programs.Options(grad=True), 3),
                                             (programs.Options(large=True, max_statements=6), 30)],
                          ids=["long", "grad", "large"])
 def test_long_random_programs_gradients_and_large_shapes_mean_what_eager_means(options, share):
     """With gradients, one in 300 may run eagerly: fake tensors replay views that autograd describes by their strides."""
     n = EXAMPLES // share
-    compiled = [assert_same(run.draw(SEED, index, options), options.grad) for index in range(n)]
+    compiled = compiled_of(options, range(n)) if n <= CHUNK else in_fresh_processes(options, n)
     assert compiled.count(False) <= max(n // 300, 1)
 
 

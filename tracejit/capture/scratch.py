@@ -150,7 +150,7 @@ def _strides_in_order(shape: tuple, stride: tuple, wanted: tuple) -> Optional[tu
 
 def _kind(a: Any) -> Hashable:
     """Of an argument that is no tensor; a number that some dtype does not hold is one of its own."""
-    return (type(a), a) if type(a) in (int, float) and not abs(a) < 128 else type(a)
+    return (type(a), a) if type(a) in (int, float) and not 0 <= a < 128 else type(a)
 
 
 _taken: set[Hashable] = set()        # signatures that the real kernels are known to take
