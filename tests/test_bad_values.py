@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import tracejit
+from tracejit.codegen import calls
 
 from cases.parity import assert_parity
 
@@ -186,3 +187,10 @@ def test_more_calls_than_a_region_holds():
     ids=["sum", "sum of rows", "in place", "cat", "softmax", "amax", "mean and prod"])
 def test_of_no_elements(program, error):
     assert_parity(program, lambda: [torch.ones(0, 5)], raises=error)
+
+
+def test_what_a_dtype_refuses_depends_on_the_kind_of_number():
+    x = torch.arange(4, dtype=torch.uint8)
+    for value in (-1.0, -1):
+        assert_parity(lambda x: x.clamp(value, 2) + 0, lambda: [x.clone()])
+    assert calls.fits(-1, torch.uint8) and not calls.fits(-1.0, torch.uint8)

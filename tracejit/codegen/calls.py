@@ -75,7 +75,7 @@ def is_number(x: Any) -> bool:
     return isinstance(x, (int, float)) and not isinstance(x, complex)
 
 
-@lru_cache(1 << 10)
+@lru_cache(1 << 10, typed=True)
 def fits(value: Any, dtype: torch.dtype) -> bool:
     """Does eager take this number as an element of that dtype? It raises where it would overflow."""
     try:
