@@ -197,13 +197,14 @@ class _Functionalizer:
             self.write(p, v)
 
     def computed(self, plain: Symbol, args: tuple, kwargs: dict) -> Optional[list]:
-        """What the functional form of a writing op returns; None where it cannot be described without data."""
+        """What the functional form of a writing op returns; None where it cannot be described without data, or torch refuses
+        it, as it does some of what the op that writes takes: that one runs then, and raises if it does."""
         if kwargs:
             taken = {a.name for a in plain.overload._schema.arguments}
             kwargs = {k: v for k, v in kwargs.items() if k in taken}
         try:
             return flat_leaves((self.builder.call(plain, *args, **kwargs),))
-        except RuntimeError:                                   # NotImplementedError, or stricter than the op that writes
+        except RuntimeError:                                   # of torch, NotImplementedError among them; nothing is recorded yet
             return None
 
     def copied(self, source: TensorProxy, target: TensorProxy) -> TensorProxy:
