@@ -97,6 +97,12 @@ def saved_by(node: Any) -> list[torch.Tensor]:
     return [t for v in values for t in (v if isinstance(v, tuple) else (v,)) if isinstance(t, torch.Tensor)]
 
 
+def checked_by(node: Any) -> list[torch.Tensor]:
+    """Those of which the backward pass minds that they are written, whether it reads them or not: torch's own nodes unpack all that
+    they keep, a node of the user's what its backward asks for."""
+    return [] if isinstance(node, torch.autograd.function.FunctionCtx) else saved_by(node)
+
+
 def runs_once(node: Any) -> bool:
     """Does a second backward pass through it raise, unless the graph is retained?"""
     return node.name() == "torch::autograd::CopySlices" or bool(saved_by(node))

@@ -19,7 +19,7 @@ from ..ir.symbol import SCHEMAS_THAT_LIE
 from ..ir.trace import NOWHERE, BoundSymbol, Trace
 from ..torch_private import run_backward
 from .fakes import NEEDS_DATA
-from .histories import (UNTOLD, Start, computed_from, edge_of, groups, history, kept_as_made, leads_to, nodes, reached, sharing, stage_numbers,
+from .histories import (UNTOLD, Start, checked_by, computed_from, edge_of, groups, history, kept_as_made, leads_to, nodes, reached, sharing, stage_numbers,
                         summand_counts)
 from .recorder import Recorder
 from .result_views import ResultView, result_views
@@ -110,6 +110,7 @@ class Recording:
         histories = reached(results, [self.came(k) for k in self.wanted])
         self.stages = stage_numbers(self.before, groups(histories))
         self.sharing = sharing(histories)
+        self.checked = [{recorder.storage_of(t) for node in history for t in checked_by(node)} for history in histories]
         ends = {edge_of(results[n]): -1 - n for n in self.inner}
         ends |= {edge_of(inputs[k]): k for k in self.wanted if not inputs[k].is_leaf and k not in self.rebased.values()}
         self.held = tuple(kept_as_made(ends, nodes) for nodes in histories)
@@ -147,11 +148,18 @@ class Recording:
                               output=(*forward.output, *gradients.values()))
         uncounted = {w.storage for b in forward.bound_symbols if b.sym.overload in SCHEMAS_THAT_LIE for w in b.written}
         stages = self.stages if staged else (0,) * len(self.stages)
-        read = {storage: found for storage, found in _read_by_tangent(calls, proxies, stages).items()
-                if storage not in uncounted}                   # eager does not find such writes
+        read = self.minded(_read_by_tangent(calls, proxies, stages), staged)
+        read = {storage: found for storage, found in read.items() if storage not in uncounted}     # eager does not find such writes
         summands = tuple(self.summands.get(target, 1) for target in gradients)
         return Joint(ops, len(forward.output), self.differentiable, stages, self.inner, self.retained, self.rebased, self.severed,
                      tuple(gradients), summands, read, self)
+
+    def minded(self, read: dict[int, frozenset[int]], staged: bool) -> dict[int, frozenset[int]]:
+        """`read`, and what eager keeps though its formula does not read it."""
+        for n, before in enumerate(self.before):
+            for storage in self.checked[n].union(*(() if staged else (self.checked[m] for m in before))):
+                read[storage] = read.get(storage, frozenset()) | {n}
+        return read
 
     def private_recorder(self) -> Recorder:
         """A recorder that knows what the forward pass knew, and tells it nothing."""

@@ -129,6 +129,10 @@ class Recorder(TorchDispatchMode):
         """Those of objects whose metadata moved."""
         return {p.storage for key, p in self._now.items() if p is not self._first[key]}
 
+    def storage_of(self, t: torch.Tensor) -> Optional[int]:
+        """The number of the storage under a fake; None for one that no recorded call made or read."""
+        return self._storages.get(t.untyped_storage()._cdata)
+
     def knows(self, t: torch.Tensor) -> bool:
         return id(t) in self._now
 
