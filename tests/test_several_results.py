@@ -55,7 +55,26 @@ def written_views(w, x):
     return h, x + 1
 
 
-PROGRAMS = (apart, a_trunk, a_trunk_that_keeps_nothing, each_other, one_that_keeps_nothing, sums_of_both, a_custom_function, written_views)
+def from_a_view(w, x):
+    h = w + x
+    v = h.flatten()
+    return h, v, v.exp()
+
+
+def from_a_view_of_an_argument_and_one_of_that(w, x):
+    v = w[1:]
+    u = v.flatten()
+    return v, u, u * u, x + 1
+
+
+def from_both_parts(w, x):
+    h = w * x
+    first, last = h.split([1, h.shape[0] - 1])
+    return h, first, last, first.sum() * last
+
+
+PROGRAMS = (from_a_view, from_a_view_of_an_argument_and_one_of_that, apart, a_trunk, a_trunk_that_keeps_nothing, each_other, one_that_keeps_nothing,
+            sums_of_both, a_custom_function, written_views)
 
 
 def one_after_another(results):
@@ -176,6 +195,22 @@ def test_an_argument_that_is_detached_in_place_since():
         results[0].backward()                                  # a leaf may be
 
 
+def test_a_write_to_an_argument_that_eager_keeps_and_does_not_read():
+    def program(h, x):
+        return 2.0 ** h, x * 2
+
+    compiled = tracejit.jit(program, fallback="error", executors=["torch"])
+    for function in (program, compiled, compiled):
+        h = leaf() * 1
+        power, other = function(h, leaf(seed=1))
+        with torch.no_grad():
+            h.add_(1)
+        other.sum().backward()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            power.sum().backward()
+    assert compiled.replayed_because == ""
+
+
 def test_what_is_kept_is_freed_with_the_last_result_that_needs_it():
     """The first backward pass frees what only it needs no sooner than eager, and all of it when nothing more can be asked."""
     def program(w, x):
@@ -217,7 +252,7 @@ def test_views_of_views_among_the_results(way):
         v = w[1:]
         return x[1:], v, v.t()
 
-    for function in (program, of_an_argument):
+    for function in (program, of_an_argument, from_both_parts):
         compiled = tracejit.jit(function, fallback="error", executors=["torch"])
         for _ in range(2):
             (seen, gradients), (got_seen, got) = outcome(function, way), outcome(compiled, way)

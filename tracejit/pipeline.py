@@ -93,7 +93,8 @@ def replayed(capture: Capture, why: str) -> Lowered:
 
 def lower_joint(joint: Joint, traces: list[Trace], passes: "Passes") -> Lowered:
     """One functional trace of forward and backward, then each half for itself."""
-    refuse_several_views(joint.ops, joint.differentiable)
+    made_by_autograd = joint.recording.inner_views
+    refuse_several_views(joint.ops, tuple(k for n, k in enumerate(joint.differentiable) if n not in made_by_autograd))
     try:
         first = cut(joint, traces, passes)
     except Mixed:
@@ -112,7 +113,8 @@ def lower_joint(joint: Joint, traces: list[Trace], passes: "Passes") -> Lowered:
 
     forward = [checked(first.forward)]
     passes.place(forward, joint.recording.forward)
-    return Lowered([*traces, *forward], Backward(list(map(half, first.backward.values())), joint, len(first.kept), again))
+    parts = [half(found) for found in first.backward.values() if not made_by_autograd.keys() >= set(found.tangents)]
+    return Lowered([*traces, *forward], Backward(parts, joint, len(first.kept), again))
 
 
 def cut(joint: Joint, traces: list[Trace], passes: "Passes", keep: Optional[tuple] = None) -> Halves:

@@ -88,7 +88,9 @@ class Recording:
         whose history the program changes are results, too, after the others.
 
         sharing: for each differentiable result those, itself among them, whose backward pass uses up what its own needs; held:
-        the targets (an input k, or the result n as -1 - n) that eager keeps as they were made for its backward pass.
+        the targets (an input k, or the result n as -1 - n) that eager keeps as they were made for its backward pass; views: the
+        results that autograd makes of what they view, after all others; inner_views: those among the differentiable results of
+        which it makes them in between, as others are computed from them.
         """
         self.recorder, self.inputs, self.starts = copy.copy(recorder), tuple(inputs), starts
         places = {len(outputs) + n: k for n, k in enumerate(_rebased(forward, inputs, starts))}
@@ -97,9 +99,12 @@ class Recording:
         every = (*_differentiable(outputs, self.inputs), *places)
         if any(history(t) is UNTOLD for t in (*(self.outputs[k] for k in every), *self.inputs)):
             raise NoSplit("a view made under no_grad of memory that was written since is an argument or a result: detach it")
-        self.views = result_views(forward, self.outputs, every)
-        _refuse_outdated(self.views, forward, set(places.values()))
-        self.differentiable = tuple(k for k in every if not any(k in v.positions for v in self.views))
+        views = {v.positions[0]: v for v in result_views(forward, self.outputs, every)}
+        _refuse_outdated(tuple(views.values()), forward, set(places.values()))
+        inner = _led_through(self.outputs, every, views)
+        self.views = tuple(v for k, v in views.items() if k not in inner)
+        self.differentiable = tuple(k for k in every if k not in views or k in inner)
+        self.inner_views = {n: views[k] for n, k in enumerate(self.differentiable) if k in views}
         self.rebased = {n: places[k] for n, k in enumerate(self.differentiable) if k in places}
         self.severed = frozenset(k for k in places.values() if starts[k].edge and not leads_to(inputs[k].grad_fn, starts[k].edge))
         self.wanted = tuple(k for k, start in enumerate(starts) if start.requires_grad)
@@ -109,6 +114,7 @@ class Recording:
         self.inner = tuple(sorted(set().union(*self.before)))
         histories = reached(results, [self.came(k) for k in self.wanted])
         self.stages = stage_numbers(self.before, groups(histories))
+        _refuse_views_beside_others(self)
         self.sharing = sharing(histories)
         self.checked = [{recorder.storage_of(t) for node in history for t in checked_by(node)} for history in histories]
         ends = {edge_of(results[n]): -1 - n for n in self.inner}
@@ -129,8 +135,9 @@ class Recording:
         run: calls the backward pass under the recorder given, with more than the recorder on. staged: a result that others
         are computed from gets a gradient of its own, and what is before it follows from its tangent alone.
         """
-        if not staged and (self.rebased or set(self.retained) & set(self.inner)):
-            raise NoSplit("the gradient of a result that others are computed from is retained, or arguments are written with history")
+        if not staged and (self.rebased or self.inner_views or set(self.retained) & set(self.inner)):
+            raise NoSplit("the gradient of a result that others are computed from is retained, or arguments are written with history, "
+                          "or results are computed from one that is a view")
         recorder, forward = self.private_recorder(), self.forward
         tangents = self.tangents(layouts)
         proxies = [self.proxy(recorder, t, n) for n, t in enumerate(tangents)]
@@ -269,6 +276,21 @@ def _refuse_outdated(views: tuple[ResultView, ...], forward: Trace, rebased: set
             raise NoSplit("a view of an argument is a result, and the argument is written since: make the view after the write")
 
 
+def _led_through(outputs: tuple, every: tuple[int, ...], views: dict[int, ResultView]) -> set[int]:
+    """The views, by their first position, through which the history of a result that is no view leads."""
+    before = computed_from([outputs[k] for k in every]) if views else []
+    return {every[m] for k, found in zip(every, before) if k not in views for m in found if every[m] in views}
+
+
+def _refuse_views_beside_others(recording: Recording) -> None:
+    """NoSplit where a view that others are computed from is not made between two parts of the program, of what is there."""
+    own, stages = set(recording.inner_views), recording.stages
+    if any(stages[n] == stages[m] for n in own for m in range(len(stages)) if m not in own):
+        raise NoSplit("a result is computed from a view that is a result, and from another that was made with it")
+    if any(v.source < 0 and -1 - v.source not in recording.differentiable for v in recording.inner_views.values()):
+        raise NoSplit("a result is computed from one that is a view of a view, and not by way of that")
+
+
 def _viewed_apart(calls: tuple[BoundSymbol, ...], storage: int) -> bool:
     """Is a view of it made under no_grad before a write with history? Autograd refuses to tell its history then."""
     writes = [n for n, b in enumerate(calls) if b.modes.grad and any(w.storage == storage for w in b.written)]
@@ -326,7 +348,7 @@ def refuse_what_aliases(recording: Recording) -> None:
     if any(recording.outputs[k].grad_fn is None for k in (*recording.differentiable, *viewed)):
         raise NoSplit("a result requires gradients without a history, as a view made under no_grad does: detach it")
     taken = {t.untyped_storage()._cdata for t in recording.inputs}
-    for k in (k for n, k in enumerate(recording.differentiable) if n not in recording.rebased):
+    for k in (k for n, k in enumerate(recording.differentiable) if n not in recording.rebased and n not in recording.inner_views):
         storage = recording.outputs[k].untyped_storage()._cdata
         if storage in taken:
             raise NoSplit("a differentiable result shares memory with an argument or another result: return a copy, as .clone() makes one")

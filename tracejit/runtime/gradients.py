@@ -38,12 +38,21 @@ class Differentiable:
         shared = {o.storage for o in (*forward.inputs, *forward.outputs[:self.results]) if isinstance(o, TensorProxy)}
         private = {n for n, o in enumerate(forward.outputs[self.results:]) if isinstance(o, TensorProxy) and o.storage not in shared}
         self.parts = [Part(part, self.joint, backward.again, private) for part in backward.parts][::-1]      # forward order
+        self._place_views()
         self.written = tuple(self.joint.rebased.values())
         self.late = {t for n, p in enumerate(self.parts) for t in p.targets
                      if t in self.joint.severed or any(t in q.rebased.values() for q in self.parts[:n])}
         self.positions = self._positions(recorded)
         self.repeatable = _repeatable(self.joint.ops)
         self._replay: Optional[Program] = None
+
+    def _place_views(self) -> None:
+        """Each result that is a view, and that others are computed from, is made by autograd before the first part after it."""
+        views = self.joint.recording.inner_views
+        for n in sorted(views, key=self.joint.stages.__getitem__):
+            source = views[n].source
+            part = next(p for p in self.parts if p.stage > self.joint.stages[n])
+            part.views.append((n, source if source >= 0 else -1 - self.differentiable.index(-1 - source), views[n].maker()))
 
     def _positions(self, recorded: Trace) -> list[tuple[int, int]]:
         """(output, differentiable result): where an object stands twice in the output, it is one result."""
@@ -59,10 +68,15 @@ class Differentiable:
         came = {k: AsItCame.apply(inputs[k]) for k in self.late.union(views)}
         for k in self.joint.severed:
             inputs[k].detach_()
+        if self.parts[0].views:                                # of what the program leaves: autograd tells views by versions
+            with torch.no_grad():
+                call.outputs = list(self.forward(*inputs))
         for part in self.parts:
+            for n, source, make in part.views:
+                made[n] = make(inputs[source] if source >= 0 else made[-1 - source])
             written = [inputs[k] for k in part.rebased.values() if k not in views]
             targets = [made[-1 - t] if t < 0 else came.get(t, inputs[t]) for t in part.targets]
-            if written and made:
+            if written and call.outputs is not None:
                 _before_it_is_dirty(*written)
             results = _Function.apply(call, part, *targets, *written)
             if len(results) > 1:                               # autograd calls hooks of the results that are reached, not of all
@@ -131,6 +145,7 @@ class Part:
         self.kept, self.checked, self.tangents = made.half.kept, made.half.checked, made.half.tangents
         self.targets = tuple(joint.targets[t] for t in made.half.targets)
         self.stage, self.again = joint.stages[self.tangents[0]], again
+        self.views: list[tuple[int, int, Callable]] = []       # (result, source, maker) of what autograd makes before it
         self.own = [(n, k) for n, k in enumerate(self.kept) if k in private]
         self.shared = [(n, k) for n, k in enumerate(self.kept) if k not in private]
         self.rebased = {n: k for n, k in joint.rebased.items() if n in self.tangents}
@@ -265,8 +280,7 @@ class _Function(torch.autograd.Function):
             call.outputs = list(of.forward(*inputs))
         made = call.outputs
         extra = [torch.tensor(t, dtype=torch.float64) if type(t) is float else t for t in made[of.results:]]     # numbers
-        if of.written:                                         # autograd tells no history of a view that this function makes
-            extra = [t.detach() if t._is_view() else t for t in extra]
+        extra = [t.detach() if t._is_view() else t for t in extra]       # autograd tells no history of a view that this function makes
         shared = [*[extra[k] for _, k in part.shared], *[extra[of.kept + n] for n in part.checked]]
         if part.several:                                       # each result by itself, which autograd does not know
             ctx.watched = [t.detach() if t.grad_fn is not None else t for t in shared]
