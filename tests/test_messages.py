@@ -65,7 +65,7 @@ def test_what_a_message_says_to_do_helps(followed):
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.where], ids=lambda c: c.name)
 def test_a_message_names_the_line_of_the_program(case):
-    assert re.search(r"/cases/(?:rarer?_)?messages\.py:\d+", message_of(case))
+    assert re.search(r"/cases/(?:rarer?_|replay_)?messages\.py:\d+", message_of(case))
 
 
 def test_cells_of_a_notebook_are_named_by_their_numbers():

@@ -15,10 +15,10 @@ from .capture.collector import collector_paused
 from .capture.changing import FloatArguments, Places
 from .capture.guards import EntryTable
 from .capture.inputs import CallInputs
-from .capture.lines import defined_at
+from .capture.lines import defined_at, user_frame
 from .capture.modes import capture_is_hindered, hindrance, mode_key
 from .capture.retraces import MANY, Retraces
-from .capture.tracer import Capture, capture, user_frame
+from .capture.tracer import Capture, capture
 from .errors import EagerRefuses, FallbackWarning, RetraceWarning, UnsupportedError
 from .executors.registry import resolve
 from .executors.torch_fallback import TORCH

@@ -2,6 +2,11 @@
 from __future__ import annotations
 
 
+def located(message: str, where: str) -> str:
+    """A message, and the line `where` that it is about, if one is known."""
+    return f"{message}\n  at {where}" if where else message
+
+
 class TraceError(Exception):
     """Base of all errors that tracejit itself raises. `where` is the user's `file:line` when one is known, else "".
 
@@ -14,13 +19,13 @@ class TraceError(Exception):
     """
 
     def __init__(self, message: str, *, where: str = "") -> None:
-        super().__init__(f"{message}\n  at {where}" if where else message)
+        super().__init__(located(message, where))
         self.where = where
 
     def place(self, where: str) -> None:
         """Name this line, where no other is known."""
-        if where and not self.where:
-            self.where, self.args = where, (f"{self}\n  at {where}",)
+        if where and "\n  at " not in str(self):
+            self.where, self.args = where, (located(str(self), where),)
 
 
 class UnsupportedError(TraceError):

@@ -83,8 +83,10 @@ def lower_by(passes: "Passes", capture: Capture) -> Lowered:
         return lower_joint(capture.joint, traces, passes)
     except (UnsupportedError, EagerRefuses, NoSplit) as error:
         if capture.unnamed:
-            raise UnsupportedError(f"{error}: {capture.unnamed}") from error
-        return replayed(capture, f"{AUTOGRAD}: {error}")
+            raise UnsupportedError(f"{error}\n{capture.unnamed}") from error
+        why = NoSplit.of(error)
+        why.place(capture.defined)
+        return replayed(capture, f"{AUTOGRAD}: {why}")
 
 
 def replayed(capture: Capture, why: str) -> Lowered:

@@ -221,12 +221,20 @@ def _(x):
     return torch.empty_like(x)
 
 
-@use
-def lays_out_otherwise_than_it_says():
-    tracejit.jit(lambda x: (turned(x) + 1) * 2, fallback="error")(torch.ones(2, 3))
+@program(args=lambda: (torch.ones(2, 3),))
+def lays_out_otherwise_than_it_says(x):
+    return (turned(x) + 1) * 2
 
 
 # ------------------------------------------------------------ gradients
+
+@program(args=lambda: (leaf(),))
+def hook_that_holds_a_tensor_of_the_call(x):
+    weights = x.exp()
+    y = weights * 2
+    y.register_hook(lambda g: g * weights)
+    return y
+
 
 @use
 def second_derivative_after_a_write():

@@ -22,7 +22,7 @@ def replayed(fn=None, *, args: Callable[[], tuple] = lambda: (leaf(), leaf()), a
             with around():
                 jitted(*args())
             return f"replayed_because: {jitted.replayed_because}"
-        CASES.append(Case(fn.__name__, told, where=False))
+        CASES.append(Case(fn.__name__, told))
         return fn
     return listed(fn) if fn is not None else listed
 
@@ -194,6 +194,12 @@ def view_under_no_grad_of_what_was_written(x, y):
         v = z.view(3)
     z.mul_(y)
     return z, v
+
+
+@replayed(args=lambda: (leaf() * 2, leaf()))
+def results_whose_histories_mix_with_an_argument_written(x, y):
+    x.mul_(y)
+    return results_whose_histories_mix(x)
 
 
 @replayed
@@ -421,6 +427,16 @@ def uses_no_grad(x, y):
     with torch.no_grad():
         k = torch.ones(3).sum()
     return x * y * k
+
+
+@advised
+def leaves_retaining_to_the_caller(x, y):
+    return results_whose_histories_mix(x * y)
+
+
+@advised
+def takes_the_norm_of_all_elements(x, y):
+    return torch.linalg.vector_norm(x * y)
 
 
 @advised

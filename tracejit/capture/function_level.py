@@ -17,18 +17,19 @@ import torch
 from torch.overrides import TorchFunctionMode, handle_torch_function, resolve_name
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from ..errors import UnsupportedError
+from ..errors import UnsupportedError, located
 from ..ir import prims
 from ..ir.proxy import layout_is_ambiguous
 from ..ir.symbol import Symbol
-from ..ir.trace import BoundSymbol, SourceLine
+from ..ir.trace import NOWHERE, BoundSymbol, SourceLine
 from ..torch_private import (DISTRIBUTED_WRAPPERS, function_modes_see, saved_tensor_hooks, set_grad_mode, tensor_set,
                              unseen_by_function_modes)
-from .handlers import OWN_PATH, is_user_file, refuse_exception_handlers
+from .handlers import OWN_PATH, refuse_exception_handlers
 from .fakes import Fakes, is_fake, real_tensors
 from .numbers import as_number, number_of
 from .gradients_inside import RecordedNode
 from .hook import unprofiled
+from .lines import user_line
 from .recorder import Recorder, current_modes
 from .sites import compared_at
 from .state import MISSING
@@ -43,6 +44,7 @@ _EFFECTS = frozenset({_T.register_hook, _T.register_post_accumulate_grad_hook, _
                       _T.backward, torch.autograd.backward, torch.autograd.grad, _DATA_SET, _T.grad.__set__,
                       _T.requires_grad.__set__, _T.grad.__delete__, prims.register_node_hook, prims.register_node_prehook})
 _CUTS_HISTORY = frozenset({_T.detach_, torch.detach_})       # no ATen call either, but a forward and a backward trace show it
+_ON_A_TENSOR = _CUTS_HISTORY | {_T.register_hook, _T.retain_grad}
 # Of these, what only takes gradients: it shows in ATen calls, and in the `.grad` of leaves.
 _TAKES_GRADIENTS = frozenset({torch.autograd.backward, torch.autograd.grad, _T.grad.__set__, _T.grad.__delete__})
 # Composite functions that choose their ATen calls by whether a tensor is subclass-like, as fakes are and real tensors
@@ -56,17 +58,6 @@ _MAY_SHARE_MEMORY = frozenset({torch.as_tensor, torch.asarray, torch.from_numpy,
 # What asks for memory, or for objects that live outside torch's operations.
 _HOST_READS = frozenset({_T.__repr__, _T.__format__, _T.tolist, _T.numpy, _T.__array__, _T.storage, _T.__dlpack__, _T.share_memory_,
                          _T.pin_memory, _T.__reduce_ex__, _T.apply_, _T.map_, _T.map2_, _GRAD_FN_GET})
-
-def user_line() -> SourceLine:
-    """The innermost frame that is neither torch's nor ours."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if is_user_file(code.co_filename):
-            return SourceLine(code.co_filename, frame.f_lineno, code.co_name)
-        frame = frame.f_back
-    return SourceLine("", 0)
-
 
 @functools.lru_cache(None)
 def function_symbol(func: Callable) -> Symbol:
@@ -92,14 +83,15 @@ class FunctionLevel(TorchFunctionMode):
         self.recorder = Recorder(fakes, on_new_input, self.source, self._on_number)
         self.needs_replay = ""               # why the ATen calls alone do not tell the whole program
         self.named: set[int] = set()         # ids of the fakes that a name stands for at this level
-        self.unnamed = ""                    # a tensor that no call at this level made, if one was used
+        self.unnamed = ""                    # what works on a tensor that no call at this level made, if anything does
         self.host_reads: list[tuple[str, torch.Tensor, Any]] = []     # (what, real tensor, value it had)
         self.checkpointed = False
-        self.calls_back = ""                 # what makes the backward pass run code of the user's
-        self.takes_gradients = ""            # a backward pass within the call
+        self.calls_back = ""                 # the line of what makes the backward pass run code of the user's
+        self.takes_gradients = self.takes_gradients_at = ""           # a backward pass within the call, and its line
         self.in_backward = False
         self.hooked: list[torch.Tensor] = []                          # tensors made in the call that have a hook
-        self.whole = ""                      # a differentiable call of `_KEPT_WHOLE`
+        self.asked_at: dict[int, str] = {}   # id(fake) -> the line that sets a hook on it, retains its gradient or detaches it
+        self.whole: Optional[BoundSymbol] = None                      # a differentiable call of `_KEPT_WHOLE`
         self._inside = 0
         self._line: Optional[SourceLine] = None
 
@@ -111,6 +103,10 @@ class FunctionLevel(TorchFunctionMode):
 
     def source(self) -> SourceLine:
         return self._line or user_line()
+
+    def line_of_call(self) -> SourceLine:
+        """Of the public call that runs, if one does: autograd makes others."""
+        return self._line or NOWHERE
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
         if func is set_grad_mode or sys.getprofile() is None:
@@ -153,7 +149,7 @@ class FunctionLevel(TorchFunctionMode):
         names = [recorder.object_proxy(a) if isinstance(a, _T) else number_of(a) or a for a in flat]
         now = [recorder.named(a) for a in flat]
         if not all(id(a) in self.named for a in flat if isinstance(a, _T)):
-            self.unnamed = self.unnamed or f"{recorder.comment} at {self._line}"
+            self.unnamed = self.unnamed or located(f"{recorder.comment} works on a tensor that no recorded call made", str(self._line))
         modes = current_modes()
         recorder.makes_constants = func not in _MAY_SHARE_MEMORY or isinstance(args[0], (*PLAIN, list, tuple))
         self._inside += 1
@@ -171,7 +167,7 @@ class FunctionLevel(TorchFunctionMode):
     def _run(self, func: Callable, args: tuple, kwargs: dict, calls_back: bool) -> Any:
         if calls_back:                                         # the user's code runs inside
             if func not in _TAKES_GRADIENTS:
-                self.calls_back = self.calls_back or function_symbol(func).name
+                self.calls_back = self.calls_back or str(self.source())
             with self.watched(), self:
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
@@ -191,14 +187,16 @@ class FunctionLevel(TorchFunctionMode):
         self.named.update(id(self._fake(o)) for o in leaves if isinstance(o, _T))
         args, kwargs = tree_unflatten(names, spec)
         if func in _KEPT_WHOLE:
-            self._keep_whole(func, *tree_unflatten(now, spec), tree_unflatten(outputs, out_spec),
-                             first)
+            self._keep_whole(func, *tree_unflatten(now, spec), tree_unflatten(outputs, out_spec), first)
+        if func in _ON_A_TENSOR:
+            self.asked_at[id(flat[0])] = str(self.source())
         if func in (_T.register_hook, _T.retain_grad) and self.fakes.real_of(flat[0]) is None:
             self.hooked += [flat[0]] if func is _T.register_hook else []
         elif func in _TAKES_GRADIENTS:
+            self.takes_gradients_at = self.takes_gradients_at or str(self.source())
             self.takes_gradients = self.takes_gradients or function_symbol(func).name
         elif effect:
-            self.needs_replay = self.needs_replay or f"{function_symbol(func).name} does more than compute: call it outside"
+            self.replay(f"{function_symbol(func).name} does more than compute: call it outside")
         sym = prims.NUMBER if number_of(out) is not None else function_symbol(func)
         self.calls.append(BoundSymbol(sym, args, kwargs, tree_unflatten(outputs, out_spec),
                                       self.source(), tuple(self.recorder.bound_symbols[first:]), modes))
@@ -208,9 +206,12 @@ class FunctionLevel(TorchFunctionMode):
         made = self.recorder.bound_symbols[first:]
         if not any(b.written or b.sym.random or b.sym.opaque for b in made):
             whole = replace(function_symbol(func), opaque=False)
-            self.whole = self.whole or whole.name
-            self.recorder.bound_symbols[first:] = [
-                BoundSymbol(whole, args, kwargs, output, self.source(), modes=current_modes())]
+            call = BoundSymbol(whole, args, kwargs, output, self.source(), modes=current_modes())
+            self.whole, self.recorder.bound_symbols[first:] = self.whole or call, [call]
+
+    def replay(self, because: str) -> None:
+        """The ATen calls alone do not tell the whole program."""
+        self.needs_replay = self.needs_replay or located(because, str(self.source()))
 
     def _fake(self, t: torch.Tensor) -> torch.Tensor:
         return t if is_fake(t) else self.fakes.find(t) if self.fakes.find(t) is not None else self.on_new_input(t)
@@ -234,8 +235,8 @@ class FunctionLevel(TorchFunctionMode):
     def _data_set(self, target: torch.Tensor, value: torch.Tensor) -> None:
         """`x.data = y`: for the recorder the same as `x.set_(y)` outside autograd."""
         if target.dtype != value.dtype or target.device != value.device:
-            raise UnsupportedError(".data is assigned a tensor of another dtype or device: "
-                                   "make a tensor of it, or do it outside", where=str(self.source()))
+            raise UnsupportedError(".data is assigned a tensor of another dtype or device: make a tensor of it, or do it outside",
+                                   where=str(self.source()))
         with torch.no_grad():
             torch.Tensor.set_(target.detach() if target.requires_grad else target, value.detach())
 
@@ -243,12 +244,12 @@ class FunctionLevel(TorchFunctionMode):
         what = function_symbol(func).name.removeprefix("torch.")
         if func == _GRAD_FN_GET and ((fake := self._fake(args[0])).grad_fn is None or self.fakes.real_of(fake) is None):
             return RecordedNode.of(self, fake)
-        raise UnsupportedError(f"{what} needs real memory or leaves torch's operations: "
-                               "do it outside of the jitted function", where=str(user_line()))
+        raise UnsupportedError(f"{what} needs real memory or leaves torch's operations: do it outside of the jitted function",
+                               where=str(user_line()))
 
     def resize_storage(self, fake: torch.Tensor, nbytes: int) -> None:
         """No ATen call: the program is replayed."""
-        self.needs_replay = self.needs_replay or "a storage is resized: resize it outside"
+        self.replay("a storage is resized: resize it outside")
         with unseen_by_function_modes():
             args = (self.recorder.object_proxy(fake), nbytes)
             prims.resize_storage(fake, nbytes)
@@ -257,7 +258,7 @@ class FunctionLevel(TorchFunctionMode):
     def _host_value(self, func: Callable, tensor: torch.Tensor) -> int:
         """`_version` and `data_ptr` of an argument: the value now, under a guard."""
         fake, what = self._fake(tensor), "data_ptr" if func is _T.data_ptr else "version"
-        self.needs_replay = self.needs_replay or f"{what} is asked for: ask for it outside"
+        self.replay(f"{what} is asked for: ask for it outside")
         storage = fake.untyped_storage()._cdata
         owner = next((r for r, f in self.fakes.pairs() if f.untyped_storage()._cdata == storage), None)
         if what == "version" and owner is None:
@@ -280,9 +281,8 @@ class FunctionLevel(TorchFunctionMode):
             return
         self.checkpointed = True
         if hooks[0].__module__ != "torch.utils.checkpoint":
-            raise UnsupportedError("saved_tensors_hooks are set inside the function: "
-                                   "leave them out; the option recompute='always' spares memory",
-                                   where=str(self.source()))
+            raise UnsupportedError("saved_tensors_hooks are set inside the function: leave them out; the option recompute='always' "
+                                   "spares memory", where=str(self.source()))
 
     def _note_fakes_in_callables(self, leaves: list) -> None:
         for f in leaves:
@@ -290,7 +290,7 @@ class FunctionLevel(TorchFunctionMode):
             held = [c.cell_contents for c in cells] + list(getattr(f, "__defaults__", None) or ()) + list(
                 getattr(f, "args", ())) if callable(f) else []
             if any(is_fake(x) for x in tree_leaves(held)):
-                self.unnamed = self.unnamed or f"a hook or callback holds a tensor of this call, at {self.source()}"
+                self.unnamed = self.unnamed or located("a hook or callback holds a tensor of this call", str(self.source()))
 
 
 class RecordedStorage:
@@ -394,7 +394,7 @@ def _refusing(name: str, original: Callable) -> Callable:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         if active() is None:
             return original(*args, **kwargs)
-        raise UnsupportedError(f"{name} runs collectives of its own: jit the module that it wraps instead")
+        raise UnsupportedError(f"{name} runs collectives of its own: jit the module that it wraps instead", where=str(user_line()))
     return refuse
 
 

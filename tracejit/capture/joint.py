@@ -12,7 +12,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from ..errors import UnsupportedError
+from ..errors import TraceError, UnsupportedError
 from ..ir import prims
 from ..ir.proxy import TensorProxy
 from ..ir.symbol import SCHEMAS_THAT_LIE
@@ -21,12 +21,20 @@ from ..torch_private import run_backward
 from .fakes import NEEDS_DATA
 from .histories import (UNTOLD, Start, checked_by, computed_from, edge_of, groups, history, kept_as_made, leads_to, nodes, reached, sharing, stage_numbers,
                         summand_counts)
+from .lines import made_at, stored_at, user_frame
 from .recorder import Recorder
 from .result_views import ResultView, result_views
 
 
-class NoSplit(Exception):
+class NoSplit(TraceError):
     """Why the program has no forward and backward trace of its own."""
+
+    @classmethod
+    def of(cls, error: Exception) -> "NoSplit":
+        """The same message and line."""
+        made = cls(str(error))
+        made.place(user_frame(error))
+        return made
 
 
 # (stride) of a tangent, or None for a result that no gradient reached
@@ -83,22 +91,25 @@ class Recording:
     """A finished forward recording: what it takes to record the backward pass, as often as asked."""
 
     def __init__(self, recorder: Recorder, forward: Trace, outputs: list, inputs: list[torch.Tensor], starts: list[Start],
-                 unique: Callable) -> None:
+                 unique: Callable, asked_at: dict[int, str]) -> None:
         """`outputs`: the results as fakes and plain values; `inputs`: a fake for each input of `forward`, and how it came. Those
-        whose history the program changes are results, too, after the others.
+        whose history the program changes are results, too, after the others. asked_at: id(fake) -> the line of its hook, of
+        `retain_grad` or `detach_`.
 
         sharing: for each differentiable result those, itself among them, whose backward pass uses up what its own needs; held:
         the targets (an input k, or the result n as -1 - n) that eager keeps as they were made for its backward pass; views: the
         results that autograd makes of what they view, after all others; inner_views: those among the differentiable results of
         which it makes them in between, as others are computed from them.
         """
-        self.recorder, self.inputs, self.starts = copy.copy(recorder), tuple(inputs), starts
-        places = {len(outputs) + n: k for n, k in enumerate(_rebased(forward, inputs, starts))}
+        self.recorder, self.inputs, self.starts, self.asked_at = copy.copy(recorder), tuple(inputs), starts, asked_at
+        places = {len(outputs) + n: k for n, k in enumerate(_rebased(forward, inputs, starts, asked_at))}
         self.forward = forward = forward.replace(output=(*forward.output, *(forward.inputs[k] for k in places.values())))
         self.outputs = (*outputs, *(inputs[k] for k in places.values()))
         every = (*_differentiable(outputs, self.inputs), *places)
-        if any(history(t) is UNTOLD for t in (*(self.outputs[k] for k in every), *self.inputs)):
-            raise NoSplit("a view made under no_grad of memory that was written since is an argument or a result: detach it")
+        untold = [self.line(k) for k in every if history(self.outputs[k]) is UNTOLD]
+        if untold or any(history(t) is UNTOLD for t in self.inputs):
+            raise NoSplit("a view made under no_grad of memory that was written since is an argument or a result: detach it",
+                          where="".join(untold[:1]))
         views = {v.positions[0]: v for v in result_views(forward, self.outputs, every)}
         _refuse_outdated(tuple(views.values()), forward, set(places.values()))
         inner = _led_through(self.outputs, every, views)
@@ -125,6 +136,10 @@ class Recording:
         self.recorder.on_new_input = _refuse_real_tensor
         self.recorder.source = lambda: NOWHERE
 
+    def line(self, k: int) -> str:
+        """Of the call that makes output k."""
+        return made_at(self.forward.bound_symbols, self.forward.output[k])
+
     def came(self, k: int) -> Any:
         """What the gradient of input k is asked of: one that the program writes with history is a result, too."""
         return self.starts[k].edge if k in self.rebased.values() else self.inputs[k]
@@ -135,9 +150,14 @@ class Recording:
         run: calls the backward pass under the recorder given, with more than the recorder on. staged: a result that others
         are computed from gets a gradient of its own, and what is before it follows from its tangent alone.
         """
+<<<<<<< HEAD
         if not staged and (self.rebased or self.inner_views or set(self.retained) & set(self.inner)):
             raise NoSplit("the gradient of a result that others are computed from is retained, or arguments are written with history, "
                           "or results are computed from one that is a view")
+=======
+        if not staged:
+            self.refuse_mixed()
+>>>>>>> d1979a1 (Reasons for a replay, layouts and distributed modules name the line of the program, and each says what to do)
         recorder, forward = self.private_recorder(), self.forward
         tangents = self.tangents(layouts)
         proxies = [self.proxy(recorder, t, n) for n, t in enumerate(tangents)]
@@ -161,12 +181,24 @@ class Recording:
         return Joint(ops, len(forward.output), self.differentiable, stages, self.inner, self.retained, self.rebased, self.severed,
                      tuple(gradients), summands, read, self)
 
+<<<<<<< HEAD
     def minded(self, read: dict[int, frozenset[int]], staged: bool) -> dict[int, frozenset[int]]:
         """`read`, and what eager keeps though its formula does not read it."""
         for n, before in enumerate(self.before):
             for storage in self.checked[n].union(*(() if staged else (self.checked[m] for m in before))):
                 read[storage] = read.get(storage, frozenset()) | {n}
         return read
+=======
+    def refuse_mixed(self) -> None:
+        """NoSplit where one backward pass for all results does not do, as two of them are computed from one value and from each other."""
+        for n in self.retained:
+            if n in self.inner:
+                raise NoSplit("the gradient of a result that others are computed from is retained: retain it of what the call gives",
+                              where=self.asked_at.get(id(self.outputs[self.differentiable[n]]), ""))
+        for n, k in self.rebased.items():
+            raise NoSplit("an argument is written with history, and results are computed from each other: write to a copy",
+                          where=stored_at(self.forward.bound_symbols, self.forward.inputs[k].storage))
+>>>>>>> d1979a1 (Reasons for a replay, layouts and distributed modules name the line of the program, and each says what to do)
 
     def private_recorder(self) -> Recorder:
         """A recorder that knows what the forward pass knew, and tells it nothing."""
@@ -220,9 +252,9 @@ class Recording:
                                                           allow_unreachable=True, accumulate_grad=False))
             return {**dict(zip(self.wanted, made)), **found}
         except (UnsupportedError, *NEEDS_DATA) as error:
-            raise NoSplit(str(error)) from error
+            raise NoSplit.of(error) from error
         except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError) as error:
-            raise NoSplit(f"the backward pass raises {type(error).__name__}: {error}") from error
+            raise NoSplit(f"the backward pass raises {type(error).__name__}: {error}", where=user_frame(error)) from error
         finally:
             for hook in hooks:
                 hook.remove()
@@ -248,22 +280,26 @@ def _differentiable(outputs: tuple, inputs: tuple) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _rebased(forward: Trace, inputs: list[torch.Tensor], starts: list[Start]) -> list[int]:
+def _rebased(forward: Trace, inputs: list[torch.Tensor], starts: list[Start], asked_at: dict[int, str]) -> list[int]:
     """The inputs whose history the program changes; NoSplit where it does so otherwise than by writes to what they hold."""
     found = [k for k, (t, start) in enumerate(zip(inputs, starts)) if start.differs(t)]
     storages = [p.storage for p in forward.inputs]
     moved = {w.storage for b in forward.bound_symbols if b.sym.moves_metadata for w in b.written}
     for k in found:
+        line = stored_at(forward.bound_symbols, storages[k])
         if inputs[k]._is_view() or storages.count(storages[k]) > 1:
-            raise NoSplit("an argument that is a view, or shares memory with another, is written with history: write to a copy")
-        if _viewed_apart(forward.bound_symbols, storages[k]):
-            raise NoSplit("an argument that is written with history is viewed under no_grad before: view a copy")
-        if any([w.storage for w in b.written].count(storages[k]) > 1 for b in forward.bound_symbols):
-            raise NoSplit("one call writes an argument with history twice: make it two calls")
+            raise NoSplit("an argument that is a view, or shares memory with another, is written with history: write to a copy", where=line)
+        apart = _viewed_apart(forward.bound_symbols, storages[k])
+        if apart:
+            raise NoSplit("an argument that is written with history is viewed under no_grad before: view a copy", where=str(apart[0].source))
+        twice = [b for b in forward.bound_symbols if [w.storage for w in b.written].count(storages[k]) > 1]
+        if twice:
+            raise NoSplit("one call writes an argument with history twice: make it two calls", where=str(twice[0].source))
         if storages[k] in moved:
-            raise NoSplit("an argument that is written with history changes its metadata: write to a copy")
+            raise NoSplit("an argument that is written with history changes its metadata: write to a copy", where=line)
         if inputs[k].grad_fn is None or starts[k].requires_grad and starts[k].edge is None:
-            raise NoSplit("an argument changes its autograd history otherwise than by a write: detach it by .detach()")
+            raise NoSplit("an argument changes its autograd history otherwise than by a write: detach it by .detach()",
+                          where=asked_at.get(id(inputs[k]), line))
     return found
 
 
@@ -273,9 +309,11 @@ def _refuse_outdated(views: tuple[ResultView, ...], forward: Trace, rebased: set
     for v in views:
         made = v.steps[-1][0]
         if v.source in rebased and last[forward.inputs[v.source].storage] > forward.bound_symbols.index(made):
-            raise NoSplit("a view of an argument is a result, and the argument is written since: make the view after the write")
+            raise NoSplit("a view of an argument is a result, and the argument is written since: make the view after the write",
+                          where=str(made.source))
 
 
+<<<<<<< HEAD
 def _led_through(outputs: tuple, every: tuple[int, ...], views: dict[int, ResultView]) -> set[int]:
     """The views, by their first position, through which the history of a result that is no view leads."""
     before = computed_from([outputs[k] for k in every]) if views else []
@@ -293,9 +331,13 @@ def _refuse_views_beside_others(recording: Recording) -> None:
 
 def _viewed_apart(calls: tuple[BoundSymbol, ...], storage: int) -> bool:
     """Is a view of it made under no_grad before a write with history? Autograd refuses to tell its history then."""
+=======
+def _viewed_apart(calls: tuple[BoundSymbol, ...], storage: int) -> list[BoundSymbol]:
+    """The views of it that are made under no_grad before a write with history. Autograd refuses to tell its history then."""
+>>>>>>> d1979a1 (Reasons for a replay, layouts and distributed modules name the line of the program, and each says what to do)
     writes = [n for n, b in enumerate(calls) if b.modes.grad and any(w.storage == storage for w in b.written)]
-    return any(not b.modes.grad and not b.written and any(o.storage == storage for o in b.tensor_outputs)
-               for b in calls[:max(writes, default=0)])
+    return [b for b in calls[:max(writes, default=0)]
+            if not b.modes.grad and not b.written and any(o.storage == storage for o in b.tensor_outputs)]
 
 
 def _read_by_tangent(calls: list[BoundSymbol], tangents: list[TensorProxy], stages: tuple[int, ...]) -> dict[int, frozenset[int]]:
@@ -318,15 +360,18 @@ def _read_by_tangent(calls: list[BoundSymbol], tangents: list[TensorProxy], stag
 def refuse_hooks_on_results(recording: Recording, hooked: list[torch.Tensor]) -> None:
     """NoSplit for a result with a hook: who asks for its gradient gets what the hook makes of it."""
     viewed = [n for v in recording.views for n in v.positions]
-    if any(recording.outputs[k] is t for k in (*recording.differentiable, *viewed) for t in hooked):
-        raise NoSplit("a result has a hook: register it with what the call gives")
+    for t in hooked:
+        if any(recording.outputs[k] is t for k in (*recording.differentiable, *viewed)):
+            raise NoSplit("a result has a hook: register it with what the call gives", where=recording.asked_at[id(t)])
 
 
 def refuse_derivatives_by_value(recording: Recording) -> None:
     """NoSplit if the history has a node whose recorded formula is not the one that eager would choose."""
     for node in nodes(*(recording.outputs[k].grad_fn for k in recording.differentiable)):
         if node.name().startswith(_CHOOSES_BY_VALUE) or _sums_what_is_selected(node):
-            raise NoSplit(f"the formula of {node.name()} depends on values")
+            made = [recording.recorder.proxy(t) for t, _ in recording.recorder.kept if t.grad_fn is node]
+            raise NoSplit(f"the formula of its gradient ({node.name()}) depends on values: compute it outside of the jitted function",
+                          where=made_at(recording.forward.bound_symbols, made[0]) if made else "")
 
 
 def _sums_what_is_selected(node: Any) -> bool:
@@ -336,22 +381,29 @@ def _sums_what_is_selected(node: Any) -> bool:
 
 def refuse_what_aliases(recording: Recording) -> None:
     """NoSplit where gradients flow through memory that arguments or results share, or that the program writes unseen by it."""
-    inputs, modes = recording.forward.inputs, recording.forward.notes["modes"]
-    if any(b.modes.inference != modes.inference for b in recording.forward.bound_symbols):
-        raise NoSplit("inference mode inside: use torch.no_grad()")
-    written = {w.storage for b in recording.forward.bound_symbols for w in b.written}
-    if any(inputs[k].storage in written for k in recording.wanted if k not in recording.rebased.values()):
-        raise NoSplit("an argument that requires gradients is written without history: write to it outside of the jitted function")
+    inputs, modes, calls = recording.forward.inputs, recording.forward.notes["modes"], recording.forward.bound_symbols
+    for b in calls:
+        if b.modes.inference != modes.inference:
+            raise NoSplit("inference mode inside: use torch.no_grad()", where=str(b.source))
+    written = {w.storage for b in calls for w in b.written}
+    for k in recording.wanted:
+        if inputs[k].storage in written and k not in recording.rebased.values():
+            raise NoSplit("an argument that requires gradients is written without history: write to it outside of the jitted function",
+                          where=stored_at(calls, inputs[k].storage))
     viewed = [n for v in recording.views for n in v.positions]
-    if any(recording.outputs[k].retains_grad for k in viewed):
-        raise NoSplit("the gradient of a result that is a view is retained: retain it of what the call gives")
-    if any(recording.outputs[k].grad_fn is None for k in (*recording.differentiable, *viewed)):
-        raise NoSplit("a result requires gradients without a history, as a view made under no_grad does: detach it")
+    for k in viewed:
+        if recording.outputs[k].retains_grad:
+            raise NoSplit("the gradient of a result that is a view is retained: retain it of what the call gives",
+                          where=recording.asked_at.get(id(recording.outputs[k]), ""))
+    for k in (*recording.differentiable, *viewed):
+        if recording.outputs[k].grad_fn is None:
+            raise NoSplit("a result requires gradients without a history, as a view made under no_grad does: detach it", where=recording.line(k))
     taken = {t.untyped_storage()._cdata for t in recording.inputs}
     for k in (k for n, k in enumerate(recording.differentiable) if n not in recording.rebased and n not in recording.inner_views):
         storage = recording.outputs[k].untyped_storage()._cdata
         if storage in taken:
-            raise NoSplit("a differentiable result shares memory with an argument or another result: return a copy, as .clone() makes one")
+            raise NoSplit("a differentiable result shares memory with an argument or another result: return a copy, as .clone() makes one",
+                          where=recording.line(k))
         taken.add(storage)
     of_inputs = [inputs[k].storage for k in recording.wanted]
     if len(set(of_inputs)) < len(of_inputs):

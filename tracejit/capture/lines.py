@@ -1,18 +1,21 @@
-"""Lines that messages name: where a function is, and where code that ran reads or writes a place of Python state, as far as
-instructions tell."""
+"""Lines that messages name: where a function is, which call of a recording makes or writes a tensor, and where code that ran
+reads or writes a place of Python state, as far as instructions tell."""
 from __future__ import annotations
 
 import collections
 import dis
 import functools
 import re
+import sys
+import traceback
 import types
 from typing import Callable, Iterable, Optional
 
 import torch
 
 from ..errors import UnsupportedError
-from ..ir.trace import SourceLine
+from ..ir.proxy import TensorProxy
+from ..ir.trace import NOWHERE, BoundSymbol, SourceLine
 from .handlers import is_user_file
 from .sites import Argument, pushed
 
@@ -34,6 +37,34 @@ def defined_at(fn: Callable) -> str:
     if code is None or not is_user_file(code.co_filename):
         return ""
     return f"{SourceLine(code.co_filename, code.co_firstlineno)}, where {code.co_name} is defined"
+
+
+def user_line() -> SourceLine:
+    """The innermost frame that is neither torch's nor ours."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if is_user_file(code.co_filename):
+            return SourceLine(code.co_filename, frame.f_lineno, code.co_name)
+        frame = frame.f_back
+    return NOWHERE
+
+
+def user_frame(error: BaseException) -> str:
+    """`file:line` of the innermost user frame of a traceback, or ""."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_file(f.filename)]
+    return str(SourceLine(frames[-1].filename, frames[-1].lineno)) if frames else ""
+
+
+def made_at(calls: Iterable[BoundSymbol], proxy: TensorProxy) -> str:
+    """`file:line` of the call that makes this tensor, or "" for an argument."""
+    return next((str(b.source) for b in calls if proxy in b.tensor_outputs and proxy not in b.tensor_args), "")
+
+
+def stored_at(calls: Iterable[BoundSymbol], storage: int, last: bool = False) -> str:
+    """`file:line` of the first call, or of the last, that writes this memory, or ""."""
+    found = [str(b.source) for b in calls if any(w.storage == storage for w in b.written)]
+    return found[-1 if last else 0] if found else ""
 
 
 class StateError(UnsupportedError):

@@ -51,8 +51,8 @@ class StateReads:
     """Watches one call: `locations` were read, `locate` finds tensors, `writes` and `rollback` are the
     journal.
 
-    `roots` are objects among the arguments, each with a path for messages. After the `with` block take the
-    result and `writes()` first, then `rollback()`.
+    `roots` are objects among the arguments, each with a path for messages. After the `with` block take result and `writes()`, then
+    `rollback()`.
     """
 
     def __init__(self, fn: Callable, roots: Iterable[tuple[Any, str]] = ()) -> None:
@@ -87,8 +87,7 @@ class StateReads:
         self.state.adopt(fn, "self" if not isinstance(fn, types.FunctionType) else fn.__name__, None)
 
     def adopt_call(self, args: tuple, kwargs: dict) -> None:
-        """The arguments of the call, which the caller guards. Writes to them are replayed on `roots["args"]` and `roots["kwargs"]`;
-        without this, a write to an argument is refused."""
+        """The arguments of the call, which the caller guards. Writes to them are replayed on `roots["args"]` and `roots["kwargs"]`."""
         self._replays_arguments = True
         for label, given in (("args", list(enumerate(args))), ("kwargs", list(kwargs.items()))):
             for step, value in given:
@@ -155,8 +154,10 @@ class StateReads:
             finally:
                 sys.setprofile(self._hook)
         self._moved = {**self._moved, **moved}
-        if [(w.path, id(w.value)) for w in self.writes()] != before:
-            raise UnsupportedError("the backward pass writes to Python state: write it outside of the jitted function")
+        now = [(w.path, id(w.value)) for w in self.writes()]
+        if now != before:
+            line = written_at(next((w[0] for w in now if w not in before), ""), self.frames.entered.values())
+            raise UnsupportedError("the backward pass writes to Python state: write it outside of the jitted function", where=line)
         return result
 
     def rollback(self) -> None:
@@ -315,8 +316,7 @@ class StateReads:
 
     def _leave(self, frame: types.FrameType, code: CodeFacts, value: Any) -> None:
         if id(code.code) in self.state.cached_codes and holds_tensor(value):
-            raise UnsupportedError("a function under lru_cache would keep a tensor of the capture: "
-                                   "call it once before, outside")
+            raise UnsupportedError("a function under lru_cache would keep a tensor of the capture: call it once before, outside")
         if is_tensor(value):
             return
         if code.makes == "result" and id(value) not in self.state.objects:
@@ -377,8 +377,8 @@ class StateReads:
         elif is_impure(function):
             if not self._happens_once(frame):
                 name = function.__name__
-                raise UnsupportedError(f"the call depends on or acts upon the world outside: {name}(). Call it outside of the jitted "
-                                       "function, and pass what it gives")
+                raise UnsupportedError(f"the call depends on or acts upon the world outside: {name}(). Call it outside of the jitted function, "
+                                       "and pass what it gives")
         elif function.__module__ in _SERIALIZERS and code.kind == WATCH:
             self._call_by_name(frame, code, (MISSING, None))
 

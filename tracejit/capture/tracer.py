@@ -10,21 +10,19 @@ import inspect
 import keyword
 import sys
 import threading
-import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Iterator, Optional
 
 import torch
 
-from ..errors import UnsupportedError
+from ..errors import UnsupportedError, located
 from ..ir.printer import OWN_NAMES
 from ..ir.proxy import TensorProxy
-from ..ir.trace import BoundSymbol, SourceLine, Trace
+from ..ir.trace import BoundSymbol, Trace
 from ..torch_private import functorch_level, unseen_by_function_modes
 from .fakes import NEEDS_DATA, Fakes, is_fake, quiet_logs, unsupported_tensor
 from .function_level import FunctionLevel, RecordedStorage, function_level
-from .handlers import is_user_file
 from .changing import Places
 from .collector import collector_paused
 from .guards import ARGUMENT, GRAD, NUMBER, STATE, Guards, InputSource
@@ -33,6 +31,7 @@ from .histories import MADE_HERE, Start, history
 from .hook import set_profile
 from .inputs import CallInputs, any_overlap, argument_names
 from .joint import Joint, NoSplit, Recording, refuse_derivatives_by_value, refuse_hooks_on_results, refuse_what_aliases
+from .lines import defined_at, made_at, stored_at, user_frame
 from .modes import global_settings, refuse_changed_settings, restore_settings
 from .numbers import Number, NumberNode, number_of
 from .reads import StateReads
@@ -70,6 +69,7 @@ class Capture:
     joint: Optional[Joint] = None        # the ATen calls of forward and backward, when results carry gradients
     views: tuple[ResultView, ...] = ()   # results that are made again, under autograd, from what they view
     unnamed: str = ""                    # why a replay is impossible, or ""
+    defined: str = ""                    # the line of the function
 
 
 def capture(fn: Callable, call: CallInputs, name: str, places: Places = Places()) -> Capture:
@@ -155,9 +155,8 @@ class _Capture:
                                    f"({type(e).__name__}): keep them in tensors (torch.where instead of `if`, sizes that do "
                                    "not depend on data), or read them outside", where=user_frame(e)) from None
         except UnsupportedError as e:
-            if e.where:
-                raise
-            raise UnsupportedError(str(e), where=user_frame(e)) from e
+            e.place(user_frame(e))
+            raise
 
     def checked_generator(self, before: torch.Tensor) -> torch.Tensor:
         """The state to leave. Fakes draw nothing: one that moved means that the function sets it, or that other threads draw
@@ -238,7 +237,7 @@ class _Capture:
                                    "checkpoint out; the option recompute='always' spares memory")
         because, unnamed, grads, spent = self.replay_reason(), "", (), ()
         if self.level.unnamed:
-            unnamed = f"a replay needs every call, and one works on a tensor of unknown origin: {self.level.unnamed}"
+            unnamed = f"Nor can the call run as recorded: {self.level.unnamed}"
         if self.level.takes_gradients and because in ("", AUTOGRAD):
             because, grads, spent = self.whole_step(outputs)
         recorder = self.level.recorder
@@ -252,8 +251,9 @@ class _Capture:
         if because == AUTOGRAD:
             joint, views, because = self.join(ops, outputs)
         if because and unnamed:
-            raise UnsupportedError(f"{because}: {unnamed}")
-        return Capture(calls, ops, structure, results, tuple(effects), self.guards(), because, grads, spent, joint, views, unnamed)
+            raise UnsupportedError(f"{because}\n{unnamed}")
+        return Capture(calls, ops, structure, results, tuple(effects), self.guards(), because, grads, spent, joint, views, unnamed,
+                       defined_at(self.fn))
 
     def without_history(self, outputs: list) -> list:
         """Where metadata moved, views are told by what they lie in; those that are detached from an input are detached once more."""
@@ -273,10 +273,14 @@ class _Capture:
             if self.modes.autocast is not None and self.modes.autocast[2]:
                 raise NoSplit("autocast around the call keeps casts of weights for later calls: set cache_enabled=False")
             if level.whole:
-                raise NoSplit(f"{level.whole} is recorded as one call")
-            recording = Recording(level.recorder, ops, outputs, fakes, [self.start[id(f)] for f in fakes], self.unique)
+                raise NoSplit(f"{level.whole.sym.name} is recorded as one call, without a backward pass: call it outside of the jitted "
+                              "function, or torch.linalg.vector_norm for the norm of all elements", where=str(level.whole.source))
+            recording = Recording(level.recorder, ops, outputs, fakes, [self.start[id(f)] for f in fakes], self.unique,
+                                  level.asked_at)
             if recording.rebased and (level.unnamed or self.modes.autocast is not None):
-                raise NoSplit("an argument that may be a view at a later call is written with history: write to a copy")
+                storage = ops.inputs[next(iter(recording.rebased.values()))].storage
+                raise NoSplit("an argument that may be a view at a later call is written with history: write to a copy",
+                              where=stored_at(ops.bound_symbols, storage))
             refuse_what_aliases(recording)
             refuse_derivatives_by_value(recording)
             refuse_hooks_on_results(recording, level.hooked)
@@ -285,6 +289,7 @@ class _Capture:
                 calls_back = level.calls_back or level.hooked or level.checkpointed
                 joint = self.with_user_code(recording) if calls_back else recording.joint()
         except NoSplit as why:
+            why.place(defined_at(self.fn))
             return None, (), f"{AUTOGRAD}: {why}"
         self.fakes.forget()
         return joint, recording.views, ""
@@ -294,8 +299,10 @@ class _Capture:
         fakes = [self.fakes.find(t) for t in self.tensors]
         grads: list[tuple[int, int]] = []
         try:
-            if any(self.start[id(f)].differs(f) for f in fakes):
-                raise NoSplit("an argument changes its autograd history: write to a copy")
+            for k, f in enumerate(fakes):
+                if self.start[id(f)].differs(f):
+                    raise NoSplit("an argument changes its autograd history: write to a copy",
+                                  where=stored_at(self.level.recorder.bound_symbols, self.proxies[k].storage))
             refuse_hidden_hooks(self.level, self.tensors)
             for k, f in enumerate(fakes):
                 if f.is_leaf and f.grad is not self.start_grad[id(f)]:
@@ -305,8 +312,9 @@ class _Capture:
                         self.level.host_reads.append(("grad", self.tensors[k], None))
                 if f.requires_grad:
                     self.level.host_reads.append(("hooks", self.tensors[k], False))
-            spent = used_up(outputs, fakes)
+            spent = used_up(outputs, fakes, self.made_at)
         except NoSplit as why:
+            why.place(self.level.takes_gradients_at)
             del outputs[len(outputs) - len(grads):]
             return f"{self.level.takes_gradients}: {why}", (), ()
         return "", tuple(grads), spent
@@ -317,6 +325,7 @@ class _Capture:
         def record(hook: Callable) -> Joint:
             def run(recorder: Recorder, backward: Callable[[], list]) -> list:
                 self.level.recorder, self.level.on_new_input, self.level.in_backward = recorder, recorder.on_new_input, True
+                recorder.source = self.level.line_of_call
                 with function_level(self.level):
                     sys.setprofile(hook)
                     try:
@@ -329,7 +338,11 @@ class _Capture:
                 return record(lambda *event: None)             # a hook tells the recorder that the user's code runs
             return self.reads.watch_again(record)
         except UnsupportedError as error:
-            raise NoSplit(str(error)) from error
+            raise NoSplit.of(error) from error
+
+    def made_at(self, t: torch.Tensor) -> str:
+        """The line of the call that makes this fake."""
+        return made_at(self.level.recorder.bound_symbols, self.level.recorder.proxy(t))
 
     def take(self, value: Any, outputs: list) -> Structure:
         """Flatten a result or a stored value into `outputs`, its tensors as fakes."""
@@ -362,18 +375,19 @@ class _Capture:
 
     def replay_reason(self) -> str:
         """Why the program must be replayed call by call under autograd: it built or used autograd history."""
-        level = self.level
+        level, defined = self.level, defined_at(self.fn)
         because = level.needs_replay
-        if any_overlap(self.tensors):
-            because = "two storages over the same memory: pass one of them"       # as from numpy: fakes do not show it, eager's order is right
-        if _raises_after_a_move(level.recorder.bound_symbols, {p.storage for p in self.proxies}):
-            because = because or "a call that may raise comes after an argument's metadata moved: check before"
+        if any_overlap(self.tensors):                          # as from numpy: fakes do not show it, eager's order is right
+            because = located("two storages over the same memory: pass one of them", defined)
+        late = _raises_after_a_move(level.recorder.bound_symbols, {p.storage for p in self.proxies})
+        if late is not None:
+            because = because or located("a call that may raise comes after an argument's metadata moved: check before", str(late.source))
         for t, _ in level.recorder.kept:
             start = self.start.get(id(t), MADE_HERE)
             if history(t) is not start.history:
                 because = because or AUTOGRAD
             elif t.requires_grad != start.requires_grad and not t._is_view():
-                because = because or "requires_grad is changed: set it outside"
+                because = because or located("requires_grad is changed: set it outside", self.made_at(t) or defined)
         return because
 
 
@@ -392,17 +406,11 @@ def _looks_internal(name: str) -> bool:
     return name[0] in "tv" and name[1:].isdigit()
 
 
-def user_frame(error: BaseException) -> str:
-    """file:line of the innermost user frame of a traceback."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_file(f.filename)]
-    return str(SourceLine(frames[-1].filename, frames[-1].lineno)) if frames else ""
-
-
-def _raises_after_a_move(calls: list[BoundSymbol], of_inputs: set[int]) -> bool:
-    """Does a call that may raise on values come after an input's metadata moved? An error would show the move."""
+def _raises_after_a_move(calls: list[BoundSymbol], of_inputs: set[int]) -> Optional[BoundSymbol]:
+    """The call that may raise on values and comes after an input's metadata moved: an error would show the move."""
     moved = False
     for b in calls:
         if moved and b.sym.may_raise([a.dtype for a in b.tensor_args]):
-            return True
+            return b
         moved = moved or b.sym.moves_metadata and any(p.storage in of_inputs for p in b.written)
-    return False
+    return None

@@ -178,7 +178,7 @@ class CudaRegion:
         self._program = _Program(self.source, cache, device)
         self._scalar: Optional[_Program] = None                # for memory that is not aligned
         self._plan = _Plan(region, self.source)
-        self._verified = CompiledRegion(self.source, self._launch, region.args, frozenset(w.storage for w in region.written))
+        self._verified = CompiledRegion(self.source, self._launch, region)
 
     def __call__(self, *given: torch.Tensor) -> list:
         return self._verified(*given)

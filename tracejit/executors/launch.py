@@ -43,23 +43,23 @@ class CompiledRegion:
 
     source: Source
     launch: Callable[..., list]
-    args: tuple
-    written: frozenset[int]              # storages
+    region: BoundSymbol
 
     def __call__(self, *given: torch.Tensor) -> list:
-        odd = [n for n, (t, p) in enumerate(zip(given, self.args)) if not _as_described(t, p)]
+        odd = [n for n, (t, p) in enumerate(zip(given, self.region.args)) if not _as_described(t, p)]
         if odd:
             self._copy_from_now_on(odd, given)
         return self.launch(*given)
 
     def _copy_from_now_on(self, odd: list[int], given: tuple) -> None:
         """Arguments that a call of torch laid out otherwise than described are copied into the layout described."""
-        n, launch = odd[0], self.launch
-        if check_traces() or any(self.args[n].storage in self.written for n in odd):
-            raise TraceError(f"{self.args[n]!r} came as {tuple(given[n].shape)} stride {given[n].stride()}: the call that makes it "
-                             "lays it out otherwise than its fake implementation (torch.library.register_fake) tells")
-        self.launch = lambda *now: launch(*(restride(t, self.args[k].shape, self.args[k].stride) if k in odd else t
-                                            for k, t in enumerate(now)))
+        n, launch, args = odd[0], self.launch, self.region.args
+        written = {w.storage for w in self.region.written}
+        if check_traces() or any(args[n].storage in written for n in odd):
+            line = next((str(b.source) for b in self.region.subsymbols if args[n] in b.tensor_args), "")
+            raise TraceError(f"{args[n]!r} came as {tuple(given[n].shape)} stride {given[n].stride()}: the call that makes it lays it out "
+                             "otherwise than its fake implementation (torch.library.register_fake) tells", where=line)
+        self.launch = lambda *now: launch(*(restride(t, args[k].shape, args[k].stride) if k in odd else t for k, t in enumerate(now)))
 
 
 def _as_described(t: torch.Tensor, p: TensorProxy) -> bool:
@@ -71,8 +71,7 @@ def compiled_region(region: BoundSymbol, source: Source, library: Library, sizes
     """sizes: the table that the code of `library` reads, if it does."""
     layout = _Layout(region, source, sizes)
     launch = _launch_in_c(layout, library) if layout.roots_only else None
-    return CompiledRegion(source, launch or _launch_in_python(layout, library), region.args,
-                          frozenset(w.storage for w in region.written))
+    return CompiledRegion(source, launch or _launch_in_python(layout, library), region)
 
 
 _TABLE = -1                  # in the place of a tensor's number: the table of sizes

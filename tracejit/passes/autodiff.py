@@ -83,7 +83,8 @@ def refuse_several_views(recorded: Trace, results: tuple[int, ...]) -> None:
     for k in results:
         for step in aliases.chain(recorded.output[k]):
             if step.call is not None and len(step.call.tensor_outputs) > 1:
-                raise UnsupportedError(f"a result is one of the views that {step.call.sym.name} makes: return a copy, as .clone() makes one")
+                raise UnsupportedError(f"a result is one of the views that {step.call.sym.name} makes: return a copy, as .clone() makes one",
+                                       where=str(step.call.source))
 
 
 class _Splitter:
