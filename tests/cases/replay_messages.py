@@ -203,6 +203,49 @@ def results_whose_histories_mix_with_an_argument_written(x, y):
 
 
 @replayed
+def results_whose_histories_mix_with_a_view(x, y):
+    k = x * y
+    h = k * 2
+    v = h.view(3, 1)
+    return h, v, (k * v).sum()
+
+
+@replayed
+def result_of_a_view_and_of_what_is_made_with_it(x, y):
+    h = x * y
+    column = h.view(3, 1)
+    v, z = column[1:], column.exp()
+    return h, v, z, v.sum() * z
+
+
+@replayed
+def result_of_a_view_of_a_view_of_what_was_written(x, y):
+    h = x * y
+    column = h.view(3, 1)
+    v = column[1:]
+    h.mul_(2)
+    return h, column, v, v.exp()
+
+
+@advised
+def results_of_copies_of_views(x, y):
+    k = x * y
+    h = k * 2
+    column = h.view(3, 1)
+    v, z = column[1:], column.exp()
+    return h, v.clone(), z, v.sum() * z, (k * column).sum()
+
+
+@advised
+def result_of_a_copy_of_a_view(x, y):
+    h = x * y
+    column = h.view(3, 1)
+    v = column[1:]
+    h.mul_(2)
+    return h, column, v.clone(), v.exp()
+
+
+@replayed
 def results_whose_histories_mix_with_one_retained(x, y):
     h = x.sin()
     z = h * 2

@@ -150,14 +150,8 @@ class Recording:
         run: calls the backward pass under the recorder given, with more than the recorder on. staged: a result that others
         are computed from gets a gradient of its own, and what is before it follows from its tangent alone.
         """
-<<<<<<< HEAD
-        if not staged and (self.rebased or self.inner_views or set(self.retained) & set(self.inner)):
-            raise NoSplit("the gradient of a result that others are computed from is retained, or arguments are written with history, "
-                          "or results are computed from one that is a view")
-=======
         if not staged:
             self.refuse_mixed()
->>>>>>> d1979a1 (Reasons for a replay, layouts and distributed modules name the line of the program, and each says what to do)
         recorder, forward = self.private_recorder(), self.forward
         tangents = self.tangents(layouts)
         proxies = [self.proxy(recorder, t, n) for n, t in enumerate(tangents)]
@@ -181,14 +175,13 @@ class Recording:
         return Joint(ops, len(forward.output), self.differentiable, stages, self.inner, self.retained, self.rebased, self.severed,
                      tuple(gradients), summands, read, self)
 
-<<<<<<< HEAD
     def minded(self, read: dict[int, frozenset[int]], staged: bool) -> dict[int, frozenset[int]]:
         """`read`, and what eager keeps though its formula does not read it."""
         for n, before in enumerate(self.before):
             for storage in self.checked[n].union(*(() if staged else (self.checked[m] for m in before))):
                 read[storage] = read.get(storage, frozenset()) | {n}
         return read
-=======
+
     def refuse_mixed(self) -> None:
         """NoSplit where one backward pass for all results does not do, as two of them are computed from one value and from each other."""
         for n in self.retained:
@@ -198,7 +191,9 @@ class Recording:
         for n, k in self.rebased.items():
             raise NoSplit("an argument is written with history, and results are computed from each other: write to a copy",
                           where=stored_at(self.forward.bound_symbols, self.forward.inputs[k].storage))
->>>>>>> d1979a1 (Reasons for a replay, layouts and distributed modules name the line of the program, and each says what to do)
+        for n in self.inner_views:
+            raise NoSplit("results are computed from one that is a view, and from each other: return a copy of it, as .clone() makes one",
+                          where=self.line(self.differentiable[n]))
 
     def private_recorder(self) -> Recorder:
         """A recorder that knows what the forward pass knew, and tells it nothing."""
@@ -313,7 +308,6 @@ def _refuse_outdated(views: tuple[ResultView, ...], forward: Trace, rebased: set
                           where=str(made.source))
 
 
-<<<<<<< HEAD
 def _led_through(outputs: tuple, every: tuple[int, ...], views: dict[int, ResultView]) -> set[int]:
     """The views, by their first position, through which the history of a result that is no view leads."""
     before = computed_from([outputs[k] for k in every]) if views else []
@@ -322,19 +316,19 @@ def _led_through(outputs: tuple, every: tuple[int, ...], views: dict[int, Result
 
 def _refuse_views_beside_others(recording: Recording) -> None:
     """NoSplit where a view that others are computed from is not made between two parts of the program, of what is there."""
-    own, stages = set(recording.inner_views), recording.stages
-    if any(stages[n] == stages[m] for n in own for m in range(len(stages)) if m not in own):
-        raise NoSplit("a result is computed from a view that is a result, and from another that was made with it")
-    if any(v.source < 0 and -1 - v.source not in recording.differentiable for v in recording.inner_views.values()):
-        raise NoSplit("a result is computed from one that is a view of a view, and not by way of that")
+    own, stages = recording.inner_views, recording.stages
+    for n, v in own.items():
+        line = recording.line(recording.differentiable[n])
+        if any(stages[n] == stages[m] for m in range(len(stages)) if m not in own):
+            raise NoSplit("a result is computed from a view that is a result, and from another that was made with it: return a copy of "
+                          "the view, as .clone() makes one", where=line)
+        if v.source < 0 and -1 - v.source not in recording.differentiable:
+            raise NoSplit("a result is computed from one that is a view of a view, and not by way of that: return a copy of the view, "
+                          "as .clone() makes one", where=line)
 
 
-def _viewed_apart(calls: tuple[BoundSymbol, ...], storage: int) -> bool:
-    """Is a view of it made under no_grad before a write with history? Autograd refuses to tell its history then."""
-=======
 def _viewed_apart(calls: tuple[BoundSymbol, ...], storage: int) -> list[BoundSymbol]:
     """The views of it that are made under no_grad before a write with history. Autograd refuses to tell its history then."""
->>>>>>> d1979a1 (Reasons for a replay, layouts and distributed modules name the line of the program, and each says what to do)
     writes = [n for n, b in enumerate(calls) if b.modes.grad and any(w.storage == storage for w in b.written)]
     return [b for b in calls[:max(writes, default=0)]
             if not b.modes.grad and not b.written and any(o.storage == storage for o in b.tensor_outputs)]
