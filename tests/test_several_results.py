@@ -55,6 +55,13 @@ def written_views(w, x):
     return h, x + 1
 
 
+def one_that_leads_to_nothing(w, x):
+    with torch.no_grad():
+        view = w.flatten()
+    h = view + view
+    return h, x * x, h * h, w * x
+
+
 def from_a_view(w, x):
     h = w + x
     v = h.flatten()
@@ -73,8 +80,8 @@ def from_both_parts(w, x):
     return h, first, last, first.sum() * last
 
 
-PROGRAMS = (from_a_view, from_a_view_of_an_argument_and_one_of_that, apart, a_trunk, a_trunk_that_keeps_nothing, each_other, one_that_keeps_nothing,
-            sums_of_both, a_custom_function, written_views)
+PROGRAMS = (one_that_leads_to_nothing, from_a_view, from_a_view_of_an_argument_and_one_of_that, apart, a_trunk, a_trunk_that_keeps_nothing, each_other,
+            one_that_keeps_nothing, sums_of_both, a_custom_function, written_views)
 
 
 def one_after_another(results):
@@ -174,6 +181,17 @@ def test_several_results(program, way):
         assert str(got_seen) == str(seen)
         for want, have in zip(gradients, got):
             assert (want is None) == (have is None) and (want is None or torch.allclose(want, have))
+    assert compiled.replayed_because == ""
+
+
+def test_a_result_that_leads_to_nothing_does_not_lead_to_arguments_of_others():
+    compiled = tracejit.jit(one_that_leads_to_nothing, fallback="error")
+    for function in (one_that_leads_to_nothing, compiled, compiled):
+        w, x = leaf(), leaf(seed=1)
+        nothing, square, *_ = function(w * 2, x * 2)
+        nothing.sum().backward()
+        square.sum().backward()                                # through x * 2, of which the first pass has freed nothing
+        assert torch.allclose(x.grad, 8 * x) and w.grad is None
     assert compiled.replayed_because == ""
 
 

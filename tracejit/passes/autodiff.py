@@ -56,7 +56,7 @@ def below_autograd(trace: Trace) -> Trace:
 
 
 class Mixed(UnsupportedError):
-    """A backward call depends on tangents of several stages, or a stage has no gradient of its own to hand on."""
+    """A backward call depends on tangents of several stages."""
 
 
 def split(trace: Trace, results: int, tangents: tuple[TensorProxy, ...], saved: Mapping[int, frozenset[int]], recompute: str = "fused",
@@ -120,7 +120,7 @@ class _Splitter:
 
     def run(self, keep: Optional[tuple[TensorProxy, ...]]) -> Halves:
         self.depends = self.dependence()
-        parts = {stage: self.backward_calls(stage, outputs) for stage, outputs in self.outputs_by_stage(keep is None).items()}
+        parts = {stage: self.backward_calls(stage, outputs) for stage, outputs in self.outputs_by_stage().items()}
         needed = {stage: self.early_reads(calls, outputs) for stage, (calls, outputs) in parts.items()}
         every = list(dict.fromkeys(p for reads in needed.values() for p in reads))
         kept = self.choose(every) if keep is None else self.chosen(every, keep)
@@ -143,8 +143,8 @@ class _Splitter:
             depends.update((o, found) for o in b.tensor_outputs if found and o not in depends)
         return depends
 
-    def outputs_by_stage(self, first: bool) -> dict[int, list[tuple[int, TensorProxy]]]:
-        """(target, gradient) pairs of each stage; a target may stand there several times. first: every result has a tangent."""
+    def outputs_by_stage(self) -> dict[int, list[tuple[int, TensorProxy]]]:
+        """(target, gradient) pairs of each stage, none where no gradient reaches anything; a target may stand there several times."""
         found: dict[int, list[tuple[int, TensorProxy]]] = {stage: [] for stage in sorted(set(self.stages), reverse=True)}
         counts = self.summands or (1,) * len(self.trace.output[self.results:])
         for target, (g, count) in enumerate(zip(self.trace.output[self.results:], counts)):
@@ -153,8 +153,6 @@ class _Splitter:
                 if len(stages) > 1:
                     raise Mixed("a gradient mixes results that are computed from each other")
                 found[min(stages, default=max(self.stages))].append((target, part))
-        if first and not all(found.values()):
-            raise Mixed("no gradient reaches an argument from a result that others are computed from")
         return found
 
     def parts_of(self, g: TensorProxy, count: int) -> list[TensorProxy]:

@@ -75,7 +75,7 @@ class Differentiable:
             for n, source, make in part.views:
                 made[n] = make(inputs[source] if source >= 0 else made[-1 - source])
             written = [inputs[k] for k in part.rebased.values() if k not in views]
-            targets = [made[-1 - t] if t < 0 else came.get(t, inputs[t]) for t in part.targets]
+            targets = [made[-1 - t] if t < 0 else came.get(t, inputs[t]) for t in part.targets] or [_NOTHING]
             if written and call.outputs is not None:
                 _before_it_is_dirty(*written)
             results = _Function.apply(call, part, *targets, *written)
@@ -243,6 +243,7 @@ def _places(order: tuple[int, ...], given: tuple[int, ...]) -> list[Optional[int
 
 
 _ABSENT = torch.empty(0)
+_NOTHING = torch.empty(0, requires_grad=True)                  # what the gradients of a result go to when they reach nothing
 
 
 def _repeatable(joint: Trace) -> bool:
@@ -303,7 +304,7 @@ class _Function(torch.autograd.Function):
         reached = sum([1 << n for n, t in enumerate(tangents) if t is not None])
         if not reached:                                        # by way of what other results are computed from
             _used_up(ctx, -1)
-            return (None, None, *[None] * (len(part.targets) + ctx.written))
+            return (None, None, *[None] * (max(len(part.targets), 1) + ctx.written))
         saved = _unwritten(ctx, reached)
         if ctx.own is None:
             raise RuntimeError(_FREED)
@@ -312,12 +313,12 @@ class _Function(torch.autograd.Function):
                                    "put it on inside the function")
         if any([t is not None and t.is_leaf and readers & reached for t, (_, readers) in zip([r() for r in ctx.held], part.held)]):
             raise RuntimeError(_DETACHED)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and part.targets:
             inputs = [t if isinstance(t, torch.Tensor) else t() for t in ctx.inputs]
             return (None, None, *of.differentiable_gradients(part, inputs, ctx.came, tangents))
         kept = part.merged(ctx.own, saved)
         _used_up(ctx, reached)
-        return (None, None, *part.gradients(kept, tangents), *[None] * ctx.written)
+        return (None, None, *(part.gradients(kept, tangents) or (None,)), *[None] * ctx.written)
 
 
 def _unwritten(ctx: Any, reached: int) -> Sequence[torch.Tensor]:
