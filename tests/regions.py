@@ -43,7 +43,10 @@ class FuseRuns:
             return list(run)
         region = region_of(run, trace)
         fused = self.executor.fuse(region)
-        done = fused and self.executor.finish([fused])
+        done = None
+        if fused:
+            with self.executor.finishing([fused]) as finished:
+                done = finished()
         if not done:
             self.left += [b.sym.name for b in run]
             return list(run)

@@ -292,8 +292,8 @@ def test_a_fork_while_another_thread_compiles(tmp_path, monkeypatch, moment):
             threading.Event().wait(0.3)
         return x * state["rate"] + 1
     if moment == "compile":
-        build = KernelCache._build
-        monkeypatch.setattr(KernelCache, "_build", lambda *args: (started.set(), time.sleep(0.3), build(*args)))
+        keep = KernelCache._keep
+        monkeypatch.setattr(KernelCache, "_keep", lambda *args: (started.set(), time.sleep(0.3), keep(*args)))
     jfn = jitted(tmp_path / "slow", slow)
     compiling = threading.Thread(target=lambda: jfn(x))
     compiling.start()

@@ -3,6 +3,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -67,7 +68,7 @@ class Page(HTMLParser):
 def test_a_listing_folds_regions_and_tells_of_every_name_where_it_lives(decoded):
     page = Page(decoded.last_traces[-1]._repr_html_())
     assert page.tips["x"] == "torch.float32 [4, 8, 16] stride [128, 16, 1] on cpu, storage 0 offset 0"
-    assert page.tips["test_inspection.py:21"].startswith("nn.functional.layer_norm ")
+    assert page.tips["test_inspection.py:22"].startswith("nn.functional.layer_norm ")
     executors = [classes[1] for classes, _ in page.rows if len(classes) > 1]
     assert executors.count("cpu") == len(decoded.last_traces[-1].regions) > 0
     assert sum("copy" in classes for classes, _ in page.rows) == 1
@@ -144,9 +145,9 @@ def test_an_explanation_tells_kernels_single_calls_writes_guards_and_stages(deco
     assert [k.name for k in told.kernels] == [r.sym.name for r in told.traces[-1].regions]
     assert all(told.seconds[k.name] > 0 for k in told.kernels)
     [product] = [u for u in told.unfused if u.op == "aten.bmm.default"]
-    assert (product.count, product.why, product.lines) == (1, "no kernel is known for bmm", ("test_inspection.py:23",))
+    assert (product.count, product.why, product.lines) == (1, "no kernel is known for bmm", ("test_inspection.py:24",))
     [write] = told.copies
-    assert write.nbytes == 4 * 16 * 4 and write.cause == "Tensor.__setitem__  test_inspection.py:22"
+    assert write.nbytes == 4 * 16 * 4 and write.cause == "Tensor.__setitem__  test_inspection.py:23"
     assert "torch.softmax" in told.guards and not told.eager
     text = str(told)
     assert all(title in text for title in ("kernels\n", "one by one\n", "writes\n", "guards\n", "stages\n"))
@@ -186,7 +187,7 @@ def test_the_command_explains_a_function_of_a_module(tmp_path, monkeypatch, caps
 def test_a_kernel_tells_what_it_moves_and_shows_what_it_computes(decoded):
     first = decoded.kernels[0]
     assert first.bytes_read == 4 * (4 * 8 * 16 + 16) and first.bytes_written == 4 * 4 * 8 * 16
-    assert "tj_region" in first.source and first.lines == ["test_inspection.py:21"]
+    assert "tj_region" in first.source and first.lines == ["test_inspection.py:22"]
     inputs = sample_inputs(first.region)
     scope = {"torch": torch}
     exec(str(first.trace), scope)
@@ -258,11 +259,15 @@ class OneWrong(tracejit.CpuExecutor):
         super().__init__()
         self.which = which
 
-    def finish(self, regions):
-        ready = super().finish(regions)
-        wrong = ready[self.which]
-        ready[self.which] = replace(wrong, sym=replace(wrong.sym, fn=lambda *tensors: [t + 1 for t in wrong.sym.fn(*tensors)]))
-        return ready
+    @contextmanager
+    def finishing(self, regions):
+        def spoilt():
+            made = ready()
+            wrong = made[self.which]
+            made[self.which] = replace(wrong, sym=replace(wrong.sym, fn=lambda *tensors: [t + 1 for t in wrong.sym.fn(*tensors)]))
+            return made
+        with super().finishing(regions) as ready:
+            yield spoilt
 
 
 @pytest.mark.compiler

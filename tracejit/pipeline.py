@@ -9,7 +9,7 @@ from .capture.joint import Joint, Layout, NoSplit
 from .capture.tracer import AUTOGRAD, Capture
 from .errors import EagerRefuses, TraceError, UnsupportedError
 from .executors.claim import claim
-from .executors.registry import Executor, fuses, resolve
+from .executors.registry import Executor, finishing, fuses, resolve
 from .executors.torch_fallback import TORCH
 from .ir.check import check_trace
 from .ir.trace import Trace
@@ -160,14 +160,24 @@ class Passes:
     def place(self, traces: list[Trace], recorded: Optional[Trace] = None) -> None:
         """Append the stages from a functional trace to the one that runs. recorded: the calls whose writes autograd is told."""
         run_stages(self.after, traces)
-        reference = traces[-1]
-        run_stages(self.placing, traces)
-        checked(traces[-1], by_user=self.options.executors is not None)
-        prove(traces[-1], reference, self.options)
+        placed: Optional[list[Trace]] = None
+        while placed is None:
+            placed = self._placed(traces[-1])
+        traces += placed
         if recorded is not None:
             traces[-1] = versions(traces[-1], recorded)
         if log_topics() & TOPICS:
             traces[-1] = instrument(traces[-1], log_topics())
+
+    def _placed(self, functional: Trace) -> Optional[list[Trace]]:
+        """The stages of placing. None: an executor wants other regions. What it takes long for goes on during the proof."""
+        stages = [functional]
+        run_stages(self.placing, stages)
+        with finishing(stages[-1], self.executors) as finished:
+            checked(stages[-1], by_user=self.options.executors is not None)
+            prove(stages[-1], functional, self.options)
+            ready = finished()
+        return None if ready is None else [*stages[1:-1], ready]
 
 
 def claiming_stages(executors: Sequence[Executor]) -> tuple[Stage, ...]:

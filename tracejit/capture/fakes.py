@@ -14,7 +14,8 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import UnsupportedError
-from ..torch_private import NEEDS_DATA, FakeTensor, creation_is_plain, fake_mode, fake_of, is_zero_tensor, unseen_by_function_modes
+from ..torch_private import (NEEDS_DATA, FakeTensor, converted, creation_is_plain, fake_mode, is_zero_tensor, plain_fake,
+                             unseen_by_function_modes)
 
 __all__ = ["NEEDS_DATA", "Fakes", "is_fake", "quiet_logs", "real_tensors", "unsupported_tensor"]
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -106,12 +107,9 @@ class Fakes:
         why = unsupported_tensor(real)
         if why:
             raise UnsupportedError(f"{why} cannot be captured: pass a dense torch.Tensor that has data")
-        with _disable_current_modes(), unseen_by_function_modes(), torch.inference_mode(real.is_inference()):
-            apart = may_take_history(real) and not real.is_leaf
-            fake = fake_of(self.mode, real.detach() if apart or _left_its_base(real) else real)
-            if apart:
-                with self.mode, torch.enable_grad():
-                    fake = AsItCame.apply(fake.requires_grad_())
+        with unseen_by_function_modes():
+            fake = None if torch.is_inference_mode_enabled() else plain_fake(self.mode, real)
+            fake = self._converted(real) if fake is None else fake
             if (fake.shape, fake.stride(), fake.storage_offset()) != (real.shape, real.stride(), real.storage_offset()):
                 raise UnsupportedError("a tensor whose memory layout fake tensors do not reproduce: "
                                        "pass a copy, as .clone() makes one")
@@ -120,6 +118,17 @@ class Fakes:
             if real.is_leaf and real.grad is not None:
                 self._grads[id(fake)] = fake.grad = self._of[id(real.grad)][1] if id(real.grad) in self._of else self.make(real.grad)
         return fake
+
+
+    def _converted(self, real: torch.Tensor) -> torch.Tensor:
+        """What torch makes of a tensor of any kind."""
+        with _disable_current_modes(), torch.inference_mode(real.is_inference()):
+            apart = may_take_history(real) and not real.is_leaf
+            fake = converted(self.mode, real.detach() if apart or _left_its_base(real) else real)
+            if apart:
+                with self.mode, torch.enable_grad():
+                    fake = AsItCame.apply(fake.requires_grad_())
+            return fake
 
 
 class AsItCame(torch.autograd.Function):

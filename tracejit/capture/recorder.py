@@ -21,7 +21,7 @@ from ..ir.results import told
 from ..ir.symbol import Symbol, aten_symbol, in_grad_mode
 from ..ir.trace import BoundSymbol, Modes, SourceLine
 from ..ir.trees import flat_leaves
-from ..torch_private import fake_of, is_composite, unseen_by_function_modes
+from ..torch_private import converted, is_composite, unseen_by_function_modes
 from .fakes import NEEDS_DATA, Fakes, is_fake, real_tensors
 from .hook import unprofiled
 from .known_calls import UNKNOWN, KnownCalls, each_kind_once, note_results, on_paper, on_stand_ins, on_view
@@ -271,7 +271,7 @@ class Recorder(TorchDispatchMode):
                 raise UnsupportedError("fake tensors cannot run an operator that gives a view: register a fake implementation "
                                        "of it (torch.library.register_fake)", where=str(self.source()))
         with real_tensors():
-            return fake_of(self.fakes.mode, out)
+            return converted(self.fakes.mode, out)
 
     def _fake(self, t: torch.Tensor) -> torch.Tensor:
         if is_fake(t):

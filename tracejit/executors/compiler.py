@@ -16,7 +16,7 @@ from ..options import compiler_command
 TIMEOUT = 120                # seconds that the compiler may take
 FLAGS = ("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-march=native", "-fno-math-errno", "-fno-trapping-math",
          "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-fopenmp-simd", "-fPIC", "-shared", "-w", "-nostartfiles",
-         "-nostdlib")
+         "-nostdlib", "-pipe")
 
 
 class CompilerError(Exception):

@@ -5,10 +5,13 @@ Without a compiler, or when one fails, regions go to the torch fallback, and one
 from __future__ import annotations
 
 import warnings
+from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, replace
-from typing import Optional, Union
+from dataclasses import dataclass, field, replace
+from typing import Callable, Iterator, Optional, Union
 from weakref import WeakSet
+
+import torch
 
 from ..codegen.calls import call_of
 from ..codegen.kernel import CannotLower
@@ -96,16 +99,19 @@ class CpuExecutor(Executor):
             return None
         if length(source.kernels) > LONGEST and len(region.subsymbols) > 1:
             return None                                        # two kernels compile sooner
-        return replace(region, sym=Symbol(region.sym.name, _Uncompiled(source)), executor=self.name)
+        return replace(region, sym=Symbol(region.sym.name, _Uncompiled(source, region.sym.fn)), executor=self.name)
 
-    def finish(self, regions: list[BoundSymbol]) -> Optional[list[BoundSymbol]]:
-        """Compiled, all at a time. The calls of regions that the compiler fails on are not fused."""
+    @contextmanager
+    def finishing(self, regions: list[BoundSymbol]) -> Iterator[Callable[[], Optional[list[BoundSymbol]]]]:
+        """Compiled, all at a time, from now on. The calls of regions that the compiler fails on are not fused."""
         sources = [r.sym.fn.source for r in regions]
         codes = self.shared.codes(regions, sources) if self.share_code else [Code(s.body) for s in sources]
-        try:
-            libraries = self._libraries(codes, sources)
-        except NoCompiler as error:
-            libraries, self.broken = [error] * len(regions), True
+        with self.cache.building([c.body for c in codes]) as built:
+            yield lambda: self._compiled(regions, sources, codes, built)
+
+    def _compiled(self, regions: list[BoundSymbol], sources: list[Source], codes: list[Code],
+                  built: Callable[[], list]) -> Optional[list[BoundSymbol]]:
+        libraries = self._libraries(codes, sources, built())
         failed = [(r, error) for r, error in zip(regions, libraries) if isinstance(error, CompilerError)]
         if not failed:
             made = [replace(s, given=c.given, flags=self.cache.more) for s, c in zip(sources, codes)]
@@ -119,13 +125,14 @@ class CpuExecutor(Executor):
         _say(error, next((f" (for {b.source})" for b in failed[0][0].subsymbols if b.source.file), ""))
         return None
 
-    def _libraries(self, codes: list[Code], sources: list[Source]) -> list[Union[Library, CompilerError]]:
+    def _libraries(self, codes: list[Code], sources: list[Source],
+                   libraries: list[Union[Library, CompilerError]]) -> list[Union[Library, CompilerError]]:
         """Of each text. One that reads sizes and fails, where the compiler wants a constant, is compiled with them as constants."""
-        libraries = self.cache.load_regions([c.body for c in codes])
         failed = [n for n, (c, made) in enumerate(zip(codes, libraries))
                   if c.sizes and isinstance(made, CompilerError) and not isinstance(made, HungCompiler)]
         if failed and not check_traces():
-            again = self.cache.load_regions([sources[n].body for n in failed])
+            with self.cache.building([sources[n].body for n in failed]) as built:
+                again = built()
             for n, library in zip(failed, again):
                 self.shared.refuse(codes[n])
                 codes[n], libraries[n] = Code(sources[n].body), library
@@ -136,7 +143,11 @@ class CpuExecutor(Executor):
 class _Uncompiled:
     """In the place of a region's function, until all are compiled."""
 
-    source: Source
+    source: Source = field(repr=False)
+    refuse: Callable[..., list]
+
+    def __call__(self, *tensors: torch.Tensor) -> list:
+        return self.refuse(*tensors)
 
 
 def _say(error: Exception, where: str = "") -> None:

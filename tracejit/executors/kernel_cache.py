@@ -10,11 +10,11 @@ import atexit
 import ctypes
 import hashlib
 import os
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Optional, Sequence, Union
+from typing import Any, Callable, Iterator, Optional, Sequence, Union
 
 from ..codegen.cpu import with_helpers
 from ..codegen.source import together
@@ -52,6 +52,26 @@ class Library:
         return self.loaded[self.prefix + name]
 
 
+@dataclass(frozen=True)
+class _Share:
+    """Regions' texts, by key, in one file that a compiler works on."""
+
+    keys: list[str]
+    paths: list[Path]
+    building: Union[Building, CompilerError]
+
+
+def _shares(texts: dict[str, str]) -> list[list[str]]:
+    """Keys, so that each processor has about as much text."""
+    shares: list[list[str]] = [[] for _ in range(min(len(texts), _processors()))]
+    sizes = [0] * len(shares)
+    for key in sorted(texts, key=lambda k: (-len(texts[k]), k)):
+        k = sizes.index(min(sizes))
+        shares[k].append(key)
+        sizes[k] += len(texts[key])
+    return shares
+
+
 class KernelCache:
     """Compiled texts, kept in a `DiskCache`. more: flags for regions."""
 
@@ -74,14 +94,25 @@ class KernelCache:
                 self._loaded[key] = self._open(path, text, more)
             return self._loaded[key]
 
-    def load_regions(self, bodies: Sequence[str]) -> list[Union[Library, CompilerError]]:
-        """What holds the entry of each region's text (without helpers), or why it could not be built. Raises NoCompiler."""
+    @contextmanager
+    def building(self, bodies: Sequence[str]) -> Iterator[Callable[[], list[Union[Library, CompilerError]]]]:
+        """Compilers at work on regions' texts (without helpers). The function waits for them, and returns what holds the entry
+        of each text, or why it could not be built. A compiler that nobody waits for is stopped."""
         keys = [_key("in company\n" + with_helpers(b), self.more) for b in bodies]     # not those of texts by themselves
         missing = {key: b for key, b in zip(keys, bodies)
                    if key not in self._loaded and not self.disk.has(f"{key}.so")}
-        failed = self._build_shares(missing)
-        with _lock:
-            return [failed[key] if key in failed else self._library(key, b) for key, b in zip(keys, bodies)]
+        shares = [self._begun(share, missing) for share in _shares(missing)]
+
+        def wait() -> list[Union[Library, CompilerError]]:
+            failed = {key: error for share in shares for key, error in self._failed(share, missing).items()}
+            with _lock:
+                return [failed[key] if key in failed else self._library(key, b) for key, b in zip(keys, bodies)]
+        try:
+            yield wait
+        finally:
+            for share in shares:
+                if isinstance(share.building, Building):
+                    share.building.stop()
 
     def _library(self, key: str, body: str) -> Union[Library, CompilerError]:
         if key not in self._loaded:
@@ -91,30 +122,27 @@ class KernelCache:
                 return error
         return Library(self._loaded[key], _prefix(key))
 
-    def _build_shares(self, missing: dict[str, str]) -> dict[str, CompilerError]:
-        """Build these; those that fail, by key. A share that fails is built again one by one."""
-        shares: list[list[str]] = [[] for _ in range(min(len(missing), _processors()))]
-        sizes = [0] * len(shares)
-        for key in sorted(missing, key=lambda k: (-len(missing[k]), k)):
-            k = sizes.index(min(sizes))
-            shares[k].append(key)
-            sizes[k] += len(missing[key])
-        if not shares:
-            return {}
+    def _begun(self, keys: list[str], texts: dict[str, str]) -> _Share:
+        paths = [self._path(key) for key in keys]
+        try:
+            building = begin(paths[0], together((_prefix(key), texts[key]) for key in keys), self.more)
+        except CompilerError as error:
+            building = error
+        return _Share(keys, paths, building)
 
-        def build(share: list[str]) -> dict[str, CompilerError]:
-            try:
-                paths = [self._path(key) for key in share]
-                self._build(paths, together((_prefix(key), missing[key]) for key in share), self.more)
-            except HungCompiler as error:
-                return dict.fromkeys(share, error)
-            except CompilerError as error:
-                return {share[0]: error} if len(share) == 1 else {k: e for key in share for k, e in build([key]).items()}
-            return {}
-        if len(shares) == 1:
-            return build(shares[0])
-        with ThreadPoolExecutor(len(shares)) as pool:
-            return {k: e for failed in pool.map(build, shares) for k, e in failed.items()}
+    def _failed(self, share: _Share, texts: dict[str, str]) -> dict[str, CompilerError]:
+        """Of a share that its compiler failed on, each text is tried by itself; those that fail, by key."""
+        try:
+            if isinstance(share.building, CompilerError):
+                raise share.building
+            self._keep(share.building, share.paths)
+        except HungCompiler as error:
+            return dict.fromkeys(share.keys, error)
+        except CompilerError as error:
+            if len(share.keys) == 1:
+                return {share.keys[0]: error}
+            return {k: e for key in share.keys for k, e in self._failed(self._begun([key], texts), texts).items()}
+        return {}
 
     def compiler_works(self) -> bool:
         """Can anything at all be compiled?"""

@@ -1,12 +1,15 @@
 """Executors: who runs the calls of a trace. They are asked in order; the torch fallback is always last."""
 from __future__ import annotations
 
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from inspect import signature
-from typing import Any, Iterable, Mapping, Optional, Union
+from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Union
 
 from ..errors import TraceError
-from ..ir.trace import BoundSymbol
+from ..ir.symbol import Symbol
+from ..ir.trace import BoundSymbol, Trace
 
 
 class Executor:
@@ -18,9 +21,9 @@ class Executor:
 
     One that fuses also has `can_fuse(bsym)`, which says whether a call may be part of a region, and `fuse(region)`, which
     returns the region with `sym.fn` the callable that runs it: it takes the region's args and returns the list of its
-    outputs. None: not as one kernel. What a region may hold is told in `tracejit.partition.regions`. `finish(regions)` is
-    asked once all regions of a program are known, and returns them ready to run. None: the program is to be partitioned anew,
-    by what `can_fuse` says now.
+    outputs. None: not as one kernel. What a region may hold is told in `tracejit.partition.regions`. `finishing(regions)` is
+    entered once all regions of a program are known, and gives a function that returns them ready to run; what takes long
+    goes on meanwhile. None: the program is to be partitioned anew, by what `can_fuse` says now.
 
     >>> import torch, tracejit
     >>> class Watch(tracejit.Executor):
@@ -64,9 +67,10 @@ class Executor:
         """The region with `sym.fn` what runs it, or None: its calls then run one by one."""
         return None
 
-    def finish(self, regions: list[BoundSymbol]) -> Optional[list[BoundSymbol]]:
-        """All regions of a program, ready to run; None: form them anew."""
-        return regions
+    @contextmanager
+    def finishing(self, regions: list[BoundSymbol]) -> Iterator[Callable[[], Optional[list[BoundSymbol]]]]:
+        """With a function that returns all regions of a program with the `sym` that runs each; None: form them anew."""
+        yield lambda: regions
 
     def with_numerics(self, numerics: str) -> "Executor":
         """The executor for a `jit` with this option: "eager", or "fast" for one that can gain by other roundings."""
@@ -76,6 +80,24 @@ class Executor:
 def fuses(executor: Executor) -> bool:
     """Does it take regions, not only single calls?"""
     return type(executor).can_fuse is not Executor.can_fuse
+
+
+@contextmanager
+def finishing(trace: Trace, executors: Iterable[Executor]) -> Iterator[Callable[[], Optional[Trace]]]:
+    """With a function that returns the trace whose regions are ready to run; None when an executor wants other regions."""
+    with ExitStack() as stack:
+        regions = [(e, [b for b in trace.bound_symbols if b.is_region and b.executor == e.name]) for e in executors]
+        asked = [(own, stack.enter_context(e.finishing(own))) for e, own in regions if own]
+
+        def finished() -> Optional[Trace]:
+            runs: dict[int, Symbol] = {}
+            for own, ready in asked:
+                made = ready()
+                if made is None:
+                    return None
+                runs.update((id(b), m.sym) for b, m in zip(own, made, strict=True))
+            return trace.replace(bound_symbols=tuple(replace(b, sym=runs[id(b)]) if id(b) in runs else b for b in trace.bound_symbols))
+        yield finished
 
 
 _registered: dict[str, Executor] = {}

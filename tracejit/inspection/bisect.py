@@ -1,8 +1,9 @@
 """Which kernel is wrong: one run in which every fused region is compared with the ops that it replaces."""
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Callable, Optional
+from typing import Callable, Iterator, Optional
 
 import torch
 
@@ -50,8 +51,12 @@ class ComparingExecutor(Executor):
     def fuse(self, region: BoundSymbol) -> Optional[BoundSymbol]:
         return self.inner.fuse(region)
 
-    def finish(self, regions: list[BoundSymbol]) -> Optional[list[BoundSymbol]]:
-        ready = self.inner.finish(regions)
+    @contextmanager
+    def finishing(self, regions: list[BoundSymbol]) -> Iterator[Callable[[], Optional[list[BoundSymbol]]]]:
+        with self.inner.finishing(regions) as inner:
+            yield lambda: self._watched(inner())
+
+    def _watched(self, ready: Optional[list[BoundSymbol]]) -> Optional[list[BoundSymbol]]:
         if ready is None:
             return None
         self.regions = len(ready)

@@ -49,24 +49,9 @@ LOOK = 6                     # how many groups beyond the first possible one are
 
 
 def partition(trace: Trace, executors: Sequence[Any]) -> Trace:
-    """The pass. Executors answer `can_fuse(bsym)`, `fuse(region)`, `finish(regions)`, `can_execute(bsym)` and `execute(bsym)`."""
-    finished = None
-    while finished is None:
-        known = Calls(trace, executors)
-        finished = finish(Emission(known, Walk(known).run()).run(), executors)
-    return trace.replace(stage="partition", bound_symbols=tuple(finished))
-
-
-def finish(bound_symbols: list[BoundSymbol], executors: Sequence[Any]) -> Optional[list[BoundSymbol]]:
-    """Each executor's regions as it hands them out in the end; None when one wants other regions."""
-    for e in executors:
-        regions = [b for b in bound_symbols if b.is_region and b.executor == e.name]
-        ready = e.finish(regions) if regions else []
-        if ready is None:
-            return None
-        instead = dict(zip(map(id, regions), ready))
-        bound_symbols = [instead.get(id(b), b) for b in bound_symbols]
-    return bound_symbols
+    """The pass. Executors answer `can_fuse(bsym)`, `fuse(region)`, `can_execute(bsym)` and `execute(bsym)`."""
+    known = Calls(trace, executors)
+    return trace.replace(stage="partition", bound_symbols=tuple(Emission(known, Walk(known).run()).run()))
 
 
 class Calls:
