@@ -7,7 +7,7 @@ from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from types import SimpleNamespace
+from types import GenericAlias, SimpleNamespace
 from unittest import mock
 
 import torch
@@ -85,17 +85,12 @@ class Kept:
         self.value = value
 
 
-@lru_cache(None)
-def kept():
-    return Kept()
-
-
-kept()
+KEPT = GenericAlias(list, (Kept(), torch.ones(3)))        # what it holds is seen by nothing in Python
 
 
 @program
 def writes_to_an_object_of_unknown_origin(x):
-    kept().keep(x * 2)
+    KEPT.__args__[0].keep(x * 2)
     return x
 
 
@@ -106,16 +101,16 @@ def asks_for_the_class_of_a_number(x):
 
 
 @program
-def uses_a_tensor_that_a_function_remembered(x):
-    return x * remembered()
+def uses_a_tensor_of_unknown_origin(x):
+    return x * KEPT.__args__[1]
 
 
-@lru_cache(None)
-def remembered():
-    return torch.ones(3)
+ones_of_any_size = lru_cache(None)(torch.ones)
 
 
-remembered()
+@program
+def fills_a_cache_unseen(x):
+    return x * ones_of_any_size(3)
 
 
 @program

@@ -17,8 +17,9 @@ from typing import Any, Hashable, Iterable
 import torch
 
 from ..errors import UnsupportedError
+from .cached_results import CACHED_FUNCTION
 from .frames import CodeFacts
-from .known import (HEAP_TYPE, OPERATORS, Known, KnownState, class_attributes, context_value, is_library_class,
+from .known import (DESCRIPTORS, HEAP_TYPE, OPERATORS, Known, KnownState, class_attributes, context_value, is_library_class,
                     is_library_module, is_iterator, is_reader, is_torch_class, member_slots,
                     names_of_reader)
 from .state import MISSING, PLAIN, GetSlot, NameSlot, SpaceSlot, contents, instance_dict, is_container
@@ -100,6 +101,8 @@ class Explorer:
         key = (id(code.code), id(obj), names, absent)
         seen = self._seen.get(key)
         size = len(record.names) if record.names is not None else 0
+        if type(obj) is CACHED_FUNCTION:
+            size += obj.cache_info().currsize
         if seen is not None and seen[0] == size:
             for at, (space, name, value) in enumerate(seen[1]):
                 if space is not None and space.get(name) is not value:
@@ -159,6 +162,10 @@ class Explorer:
             return [obj.__self__]
         if kind is functools.partial:
             return [obj.func, obj.args, obj.keywords]
+        if kind in DESCRIPTORS:
+            return [part for name in DESCRIPTORS[kind] if leads_on(part := getattr(obj, name))]
+        if kind is CACHED_FUNCTION:
+            return self.state.caches.look(record)
         if kind is weakref.ref:
             return [self.state.register_slot(GetSlot(obj, "()", _referent), f"{record.path}()")]
         if kind is contextvars.ContextVar:

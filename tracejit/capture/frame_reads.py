@@ -2,14 +2,16 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import types
 from typing import Any, Callable
 
 from ..errors import UnsupportedError
+from .cached_results import CACHED_FUNCTION
 from .explore import Explorer, leads_on
 from .frames import CodeFacts, functions_of, imported_modules
-from .known import CACHED_FUNCTION, HEAP_TYPE, KnownState, class_attributes, is_library_module
+from .known import HEAP_TYPE, KnownState, class_attributes, is_library_module
 from .state import MISSING, PLAIN, CellSlot, CodeSlot, GetSlot, NameSlot, is_container, is_tensor
 
 
@@ -72,6 +74,15 @@ class FrameReader:
                     if type(method) is CACHED_FUNCTION:          # warning_once
                         self.state.adopt(method, name, None)
         return roots
+
+    def read_environment(self, values: dict) -> None:
+        """A look-up of this frame of `os.environ`."""
+        environment, name = values.get("self"), values.get("key")
+        if environment is os.environ and type(name) is str:
+            names, encoded = environment._data, environment.encodekey(name)
+            slot = NameSlot(self.state.space_of(names), encoded)
+            value = names.get(encoded, MISSING)
+            self.state.register((id(names), encoded), slot, f"environment {name}", value, value)
 
     def _read_function(self, code: CodeFacts, function: types.FunctionType) -> list:
         roots = []

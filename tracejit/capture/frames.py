@@ -15,6 +15,7 @@ import sysconfig
 import types
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Iterator
 
 import torch
 
@@ -109,6 +110,16 @@ def where(frame: types.FrameType | None) -> str:
                 return str(SourceLine(frame.f_code.co_filename, frame.f_lineno))
         frame = frame.f_back
     return nearest
+
+
+def watched_above(frame: types.FrameType, outside: types.FrameType | None) -> Iterator[tuple[CodeFacts, types.FrameType]]:
+    """The watched frames in which `frame` runs, up to `outside`."""
+    outer = frame.f_back
+    while outer is not None and outer is not outside:
+        known = facts(outer)
+        if known.kind == WATCH:
+            yield known, outer
+        outer = outer.f_back
 
 
 def _code_kind(filename: str) -> int:

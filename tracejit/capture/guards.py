@@ -79,8 +79,9 @@ class Guards:
 
     @cached_property
     def places(self) -> Hashable:
-        """Entries with equal places read the same state: they share one group."""
-        return (tuple(s.place for s in self.sources), tuple(loc.ident for loc in self.locations), self.host_reads)
+        """Entries with equal places read the same state, and tensors at the same of them: they share one group."""
+        read = tuple((loc.ident, holds_tensors(loc.expected)) for loc in self.locations)
+        return (tuple(s.place for s in self.sources), read, self.host_reads)
 
     @cached_property
     def arguments_alone(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .state import contents, is_container, is_tensor
+from .cached_results import CACHED_FUNCTION
 
 _IMPURE_IDS = frozenset(map(id, (print, input, open, exec, eval, globals, breakpoint)))
 _IMPURE_MODULES = frozenset({
@@ -27,13 +27,10 @@ def is_impure(function: Any) -> bool:
     kind = type(owner)
     if issubclass(kind, torch.Generator):
         return function.__name__ in ("manual_seed", "seed", "set_state")
+    if kind is CACHED_FUNCTION:
+        return function.__name__ in ("cache_info", "cache_clear")
     if issubclass(kind, io.IOBase):
         return kind not in (io.StringIO, io.BytesIO)
     if issubclass(kind, type):
         return owner.__module__ == "datetime" and function.__name__ in ("now", "utcnow", "today")
     return issubclass(kind, random.Random)
-
-
-def holds_tensor(value: Any) -> bool:
-    """Is this a tensor, or a container with one?"""
-    return is_tensor(value) or (is_container(value) and any(map(holds_tensor, contents(value))))

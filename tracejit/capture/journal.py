@@ -267,6 +267,13 @@ class Journal:
     def drop_slot(self, key: Hashable) -> None:
         self._slots.pop(key, None)
 
+    def drop_container(self, value: Any, slot: Any) -> bool:
+        """Forgets a container if it was added with this slot, and says so."""
+        found = id(value) in self._containers and self._containers[id(value)][1] is slot
+        if found:
+            del self._containers[id(value)]
+        return found
+
     def writes(self, moved: dict[tuple[int, str], int]) -> list[StateWrite]:
         """The changes since the first touch; of the attributes in `moved`, by how much they are moved.
 

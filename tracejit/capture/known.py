@@ -18,6 +18,7 @@ from typing import Any, Hashable
 
 import torch
 
+from .cached_results import CACHED_FUNCTION, Caches, CacheSlot
 from .lines import StateError
 from .frames import is_library_file
 from .journal import Journal
@@ -26,9 +27,8 @@ from .state import (MISSING, PLAIN, CellSlot, ClassSlot, CodeSlot, GetSlot, Item
                     RootSlot, SpaceSlot, contents, freeze, instance_dict, is_container, is_numpy, items_of)
 
 _TABLES = ("_modules", "_parameters", "_buffers")
-_DESCRIPTORS = (property, staticmethod, classmethod, functools.cached_property)
+DESCRIPTORS = {property: ("fget", "fset"), staticmethod: ("__func__",), classmethod: ("__func__",), functools.cached_property: ("func",)}
 _GENERATORS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
-CACHED_FUNCTION = type(functools.lru_cache(lambda: None))
 HEAP_TYPE = 1 << 9
 # Operators and their namespaces: torch fills in what they look up, when it is first asked for.
 OPERATORS = (torch._ops.OperatorBase, torch._ops.OpOverloadPacket, type(torch.ops), type(torch.ops.aten),
@@ -56,7 +56,7 @@ class KnownState:
         self.objects: dict[int, Known] = {}
         self.containers: dict[int, Any] = {}
         self.functions: dict[int, list[types.FunctionType]] = {}   # by id of the code
-        self.cached_codes: set[int] = set()                        # of functions under lru_cache
+        self.caches = Caches(self.adopt)                           # of functions under lru_cache
         self.arguments: set[int] = set()                           # of objects that the caller takes apart
         self.counted: dict[tuple[int, str], Known] = {}            # attributes that code counts in
         self._tensors: dict[int, tuple[Any, Any, str]] = {}        # tensor, slot, path
@@ -115,11 +115,11 @@ class KnownState:
             for name in ("func", "args", "keywords"):
                 part = GetSlot(value, name, operator.attrgetter(name))
                 self.adopt(getattr(value, name), f"{path}.{name}", part)
-        elif kind in _DESCRIPTORS:
-            for name in ("fget", "fset", "__func__", "func"):
-                self.adopt(getattr(value, name, None), path, None)
+        elif kind in DESCRIPTORS:
+            for name in DESCRIPTORS[kind]:
+                self.adopt(getattr(value, name), path, None)
         elif kind is CACHED_FUNCTION:
-            self.cached_codes.add(id(getattr(value.__wrapped__, "__code__", None)))
+            self.caches.add(record)
             self.adopt(value.__wrapped__, path, None)
         elif not issubclass(kind, (type, types.ModuleType)):
             self._adopt_instance(record)
@@ -170,6 +170,22 @@ class KnownState:
         if space is None:
             space = self._spaces[id(owner)] = Namespace(owner)
         return space
+
+    def settle_caches(self) -> None:
+        """What caches kept is guarded at the end, when all that the call met is known."""
+        found = [Location(*kept) for kept in self.caches.settle(self.objects)]
+        self.locations[:] = [*(l for l in self.locations if not isinstance(l.slot, CacheSlot)), *found]
+        for made in self.caches.made.values():                 # no cache keeps them: they are the call's own
+            self._disown(made.result, made.slot)
+
+    def _disown(self, value: Any, slot: Any) -> None:
+        """The value was adopted with this slot, and is the call's own."""
+        record = self.objects.get(id(value))
+        if record is not None and record.slot is slot:
+            del self.objects[id(value)]
+            self.forget(record)
+        if self.journal.drop_container(value, slot):
+            del self.containers[id(value)]
 
     def forget(self, record: Known) -> None:
         """The object was the call's own: drop what was read of it."""

@@ -43,6 +43,8 @@ class Location:
 
 def place(slot: Any) -> Hashable:
     """What identifies a slot's place among all slots ever made."""
+    if isinstance(slot, ItemSlot) and slot.parent is None:     # a result that no cache keeps yet
+        return ("made", identity(slot))
     if isinstance(slot, ItemSlot):
         return ("item", place(slot.parent), slot.key)
     if isinstance(slot, CellSlot):

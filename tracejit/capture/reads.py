@@ -25,9 +25,9 @@ from ..errors import UnsupportedError
 from .counters import Counters
 from .explore import Explorer, leads_on
 from .frame_reads import FrameReader
-from .frames import GLUE, SKIP, WATCH, CodeFacts, facts, known_facts, where
+from .frames import GLUE, SKIP, WATCH, CodeFacts, facts, known_facts, watched_above, where
 from .hook import set_profile
-from .impure import holds_tensor, is_impure
+from .impure import is_impure
 from .journal import PLACEHOLDERS, StateWrite
 from .known import HEAP_TYPE, Known, KnownState
 from .lines import StateError, read_at, written_at
@@ -181,6 +181,11 @@ class StateReads:
         self._outside = None
         self._settle()
         self._moved = self.counters.settle()
+        try:
+            self.state.settle_caches()
+        except UnsupportedError as e:
+            line = read_at(e.path, self.frames.entered.values()) if isinstance(e, StateError) else ""
+            self.error = self.error or UnsupportedError(str(e), where=e.where or line)
         if self.error is not None and error is not self.error:
             raise self.error from None                     # the user's code caught it
         if replaced and error is None:
@@ -288,7 +293,7 @@ class StateReads:
             self._note_made(frame, code)
         caller = frame.f_back
         if id(code.code) in _ENVIRON_CODES:
-            self._read_environment(frame.f_locals)
+            self.frames.read_environment(frame.f_locals)
         elif code.weak:
             if caller is not None and facts(caller).kind != SKIP:
                 self._read_weak(code, frame.f_locals.get(code.first_argument))
@@ -301,22 +306,16 @@ class StateReads:
                     for item in contents(value) if is_container(value) else ():
                         self.explore.read_all(item)
 
-    def _read_environment(self, values: dict) -> None:
-        environment, name = values.get("self"), values.get("key")
-        if environment is os.environ and type(name) is str:
-            names, encoded = environment._data, environment.encodekey(name)
-            slot = NameSlot(self.state.space_of(names), encoded)
-            value = names.get(encoded, MISSING)
-            self.state.register((id(names), encoded), slot, f"environment {name}", value, value)
-
     def _read_weak(self, code: CodeFacts, container: Any) -> None:
         """A weak dictionary or set is Python code around the `data` that it holds."""
         if issubclass(type(container), _WEAK_CONTAINERS) and self._is_root(container):
             self.explore.read(code, container, ("data",))
 
     def _leave(self, frame: types.FrameType, code: CodeFacts, value: Any) -> None:
-        if id(code.code) in self.state.cached_codes and holds_tensor(value):
-            raise UnsupportedError("a function under lru_cache would keep a tensor of the capture: call it once before, outside")
+        if id(code.code) in self.state.caches.codes:
+            self.state.caches.note_made(code.code, value)          # state from here on, for all frames
+            for known, _ in watched_above(frame, self._outside):
+                self.explore(known, (value,), *self._names(known))
         if is_tensor(value):
             return
         if code.makes == "result" and id(value) not in self.state.objects:
@@ -329,12 +328,9 @@ class StateReads:
 
     def _leave_import(self, frame: types.FrameType) -> None:
         """A module was loaded during the call: the frames that import it can read it from here on."""
-        outer = frame.f_back
-        while outer is not None and outer is not self._outside:
-            code = facts(outer)
-            if code.kind == WATCH and code.imports:
-                self.explore(code, self.frames.read_imports(code, outer.f_globals), *self._names(code))
-            outer = outer.f_back
+        for known, outer in watched_above(frame, self._outside):
+            if known.imports:
+                self.explore(known, self.frames.read_imports(known, outer.f_globals), *self._names(known))
 
     def _note_made(self, frame: types.FrameType, code: CodeFacts) -> None:
         if code.makes == "self" and code.first_argument:
@@ -386,7 +382,7 @@ class StateReads:
         """Within an import, or a function under lru_cache: eager does this once, too, and never again."""
         while frame is not None and frame is not self._outside:
             code = frame.f_code
-            if id(code) in self.state.cached_codes or code.co_filename.startswith("<frozen importlib"):
+            if id(code) in self.state.caches.codes or code.co_filename.startswith("<frozen importlib"):
                 return True
             frame = frame.f_back
         return False

@@ -12,10 +12,11 @@ from typing import Any, Callable, Hashable
 
 import torch
 
+from .cached_results import Results
 from .state import (MISSING, PLAIN, CellSlot, ClassSlot, CodeSlot, NameSlot, Namespace, is_placed,
                     safe_key)
 
-_MAPPINGS = (dict, collections.OrderedDict)
+_MAPPINGS = (dict, collections.OrderedDict, Results)
 _LASTING = frozenset(name for name in sys.modules if name.startswith("torch."))    # classes that nobody frees
 _SEQUENCES = (list, tuple, set, frozenset, collections.deque)
 _FAILURES = "(KeyError, AttributeError, TypeError, ValueError)"     # a name, owner or cell that is gone

@@ -1,0 +1,281 @@
+"""State that a jitted function reaches where no Python runs that could be watched: caches, and objects of C.
+
+Each case makes (f, change, state) anew: f(x) is called, change(k) comes before call k, state() tells what f may have changed.
+"""
+from __future__ import annotations
+
+import functools
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import tracejit
+
+EAGERS, REFUSED = [], []
+
+
+def nothing(*_):
+    return None
+
+
+def kept(hits=0):
+    """The case compiles; of five calls, so many are found."""
+    return lambda make: EAGERS.append((make, hits)) or make
+
+
+def refused(message):
+    return lambda make: REFUSED.append((make, message)) or make
+
+
+def shown(value):
+    """Two values that print alike are alike here: results, tensors, numbers and containers of these."""
+    return repr(value)
+
+
+def calls(f, change, state):
+    """What five calls give, and the state after each."""
+    told = []
+    for k in range(5):
+        change(k)
+        told.append((shown(f(torch.ones(3) * (k + 1))), shown(state())))
+    return told
+
+
+@pytest.mark.parametrize("make, hits", EAGERS, ids=lambda m: getattr(m, "__name__", ""))
+def test_each_call_is_eagers(make, hits):
+    want = calls(*make())
+    f, change, state = make()
+    jitted = tracejit.jit(f, fallback="error")
+    assert calls(jitted, change, state) == want
+    assert jitted.cache_info().hits >= hits
+
+
+@pytest.mark.parametrize("make, message", REFUSED, ids=lambda m: getattr(m, "__name__", ""))
+def test_what_cannot_be_watched_is_refused_and_runs_eagerly(make, message):
+    want = calls(*make())
+    f, change, state = make()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", tracejit.FallbackWarning)
+        assert calls(tracejit.jit(f), change, state) == want
+    f, change, state = make()
+    change(0)
+    with pytest.raises(tracejit.UnsupportedError, match=message):
+        tracejit.jit(f, fallback="error")(torch.ones(3))
+
+
+# ------------------------------------------------------------ functions under lru_cache
+
+def cache_of(make, *args, size=None, before=True):
+    found = functools.lru_cache(size)(make)
+    if before:
+        found(*args)
+    return found
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_an_object_from_a_cache_is_read_as_it_is_now(before):
+    def make():
+        cached = cache_of(lambda: SimpleNamespace(n=1), before=before)
+        return (lambda x: x * cached().n), (lambda k: setattr(cached(), "n", k) if k > 1 else None), nothing
+    test_each_call_is_eagers(make, 0)
+
+
+@kept(hits=3)
+def attributes_of_an_object_from_a_cache_are_written():
+    cached = cache_of(lambda: SimpleNamespace(a=0))
+    return (lambda x: setattr(cached(), "a", x * 2)), nothing, lambda: cached().a
+
+
+@kept(hits=3)
+def attributes_of_an_object_that_the_first_call_puts_into_a_cache_are_written():
+    cached = cache_of(lambda: SimpleNamespace(a=0), before=False)
+    return (lambda x: setattr(cached(), "a", x * 2)), nothing, lambda: cached().a
+
+
+@kept()
+def a_list_from_a_cache_is_written_and_read():
+    cached = cache_of(lambda: [1])
+
+    def f(x):
+        cached().append(2)
+        return x * len(cached())
+    return f, lambda k: k == 3 and cached().clear(), cached
+
+
+@kept()
+def a_list_that_the_first_call_puts_into_a_cache_is_written():
+    cached = cache_of(lambda n: [n], before=False)
+
+    def f(x):
+        cached(1).append(2)
+        return x * 2
+    return f, nothing, lambda: cached(1)
+
+
+@kept(hits=3)
+def a_dict_from_a_bounded_cache_gets_a_tensor():
+    cached = cache_of(lambda n: {}, 1, size=8)
+
+    def f(x):
+        cached(1)["a"] = x * 2
+        return x + 1
+    return f, nothing, lambda: cached(1)
+
+
+@kept(hits=3)
+def tensors_from_a_cache_are_inputs():
+    cached = cache_of(lambda n: (torch.arange(n) + 1., torch.ones(n)), 3, size=2)
+
+    def f(x):
+        scale, shift = cached(3)
+        shift.add_(1)
+        return x * scale + shift
+
+    def change(k):
+        if k == 2:
+            cached(3)[0].mul_(2)
+        if k == 3:
+            cached.cache_clear()
+    return f, lambda k: change(k) or cached(3), lambda: cached(3)
+
+
+@kept(hits=2)
+def a_module_from_a_cache_is_a_module():
+    def layer():
+        torch.manual_seed(0)
+        return torch.nn.Linear(3, 3)
+    cached = cache_of(layer)
+
+    def change(k):
+        if k == 2:
+            cached().weight.data.mul_(2)
+        if k == 3:
+            cached().weight = torch.nn.Parameter(torch.ones(3, 3))
+    return (lambda x: cached()(x).detach()), change, lambda: cached().weight
+
+
+@kept(hits=2)
+def a_cleared_cache_asks_the_function_again():
+    scale = SimpleNamespace(n=1)
+    cached = cache_of(lambda: scale.n)
+
+    def change(k):
+        scale.n = k
+        if k == 2:
+            cached.cache_clear()
+    return (lambda x: x * cached()), change, nothing
+
+
+@kept(hits=4)
+def a_number_that_left_a_full_cache_is_the_same_number():
+    cached = cache_of(lambda n: n * 2, 1, size=2)
+
+    def change(k):
+        cached(k + 10)
+        cached(k + 20)
+    return (lambda x: x * cached(1)), change, nothing
+
+
+@kept()
+def a_cached_method_a_property_and_a_static_method_are_caches():
+    class Model:
+        @functools.lru_cache(None)
+        def item(self, n):
+            return SimpleNamespace(v=n)
+
+        @property
+        @functools.lru_cache(None)
+        def own(self):
+            return SimpleNamespace(v=1)
+
+        @staticmethod
+        @functools.lru_cache
+        def common():
+            return [3]
+    model = Model()
+    model.item(2), model.own, model.common()
+
+    def change(k):
+        model.item(2).v, model.own.v = k, k * 2
+        model.common().append(k)
+    return (lambda x: x * model.item(2).v + model.own.v + len(model.common())), change, nothing
+
+
+@kept()
+def two_caches_of_one_method_are_two():
+    class Layer:
+        def __init__(self):
+            self.get = functools.lru_cache(None)(self._get)
+
+        def _get(self, n):
+            return [n]
+    a, b = Layer(), Layer()
+
+    def f(x):
+        a.get(1).append(1)
+        b.get(1).append(2)
+        b.get(1).append(3)
+        return x * len(b.get(1))
+    return f, nothing, lambda: (a.get(1), b.get(1))
+
+
+@kept(hits=4)
+def what_a_cached_function_returns_past_its_cache_is_the_calls_own():
+    cached = cache_of(lambda n: [n], 1)
+
+    def f(x):
+        made = cached.__wrapped__(1)
+        made.append(3)
+        return x * len(made)
+    return f, nothing, lambda: cached(1)
+
+
+@refused("would keep a tensor of the capture")
+def an_object_with_a_tensor_is_made_by_the_first_call():
+    cached = cache_of(lambda: SimpleNamespace(w=torch.ones(3)), before=False)
+    return (lambda x: x * cached().w), nothing, lambda: cached().w
+
+
+@refused("fills the cache of closure cached in a way that cannot be watched")
+def a_function_of_c_under_a_cache():
+    cached = cache_of(torch.ones, before=False)
+    return (lambda x: x * cached(3)), nothing, lambda: cached(3)
+
+
+class Count:
+    def __init__(self):
+        self.n = 0
+
+
+@refused("fills the cache of closure cached in a way that cannot be watched")
+def a_class_under_a_cache():
+    cached = cache_of(Count, before=False)
+
+    def f(x):
+        cached().n += 1
+        return x * cached().n
+    return f, nothing, lambda: cached().n
+
+
+@refused("depends on or acts upon the world outside: cache_clear")
+def the_function_clears_a_cache():
+    cached = cache_of(lambda n: [n], 1)
+
+    def f(x):
+        cached.cache_clear()
+        return x * len(cached(1))
+    return f, nothing, lambda: cached(1)
+
+
+def test_a_dict_that_gets_its_first_tensor_is_no_reason_to_compile_at_every_call():
+    made = {}
+
+    def f(x):
+        made["y"] = x * 2
+        return x + 1
+    jitted = tracejit.jit(f, fallback="error")
+    for _ in range(5):
+        jitted(torch.ones(3))
+    assert (jitted.cache_info().hits, jitted.cache_info().misses) == (3, 2)

@@ -1,0 +1,177 @@
+"""Functions under `functools.lru_cache`: what their caches keep is state of the program, as what a global holds is.
+
+A call that finds its result in the cache runs no Python, so nothing tells which result it was: all that a cache keeps are
+watched. Nothing of the user's code runs by looking, no hash and no `==`.
+"""
+from __future__ import annotations
+
+import functools
+import gc
+import types
+from dataclasses import dataclass
+from typing import Any, Callable, Hashable, Iterator
+
+from ..errors import UnsupportedError
+from .fakes import is_fake
+from .frames import is_library_file
+from .lines import StateError
+from .numbers import Number
+from .state import MISSING, PLAIN, ItemSlot, Namespace, contents, freeze, freeze_key, instance_dict, is_container
+
+CACHED_FUNCTION = type(functools.lru_cache(lambda: None))
+
+
+class Results(dict):
+    """Results of one cache, by number."""
+
+
+def kept_results(function: Any) -> Iterator[tuple[Any, Any]]:
+    """(key, result) of all that the cache keeps."""
+    held = gc.get_referents(function)
+    names = instance_dict(function)
+    cache = [h for h in held if type(h) is dict and h is not names][-1]       # results may be among those before it
+    if function.cache_info().maxsize is None:
+        yield from list(cache.items())
+        return
+    link = type(next(iter(cache.values()), None))              # a link leads to its key, its result and its class, in this order
+    ends = [at for at, h in enumerate(held) if h is link][:len(cache)]
+    for at in ends:
+        yield held[at - 2], held[at - 1]
+
+
+def _frozen(key: Any) -> Hashable:
+    """Equal for keys that are one key of a cache."""
+    if issubclass(type(key), tuple):
+        return (type(key), *map(_frozen, tuple.__iter__(key)))
+    return freeze_key(key)
+
+
+class CacheSlot:
+    """What the cache of a function keeps under `keys`, as `Results`.
+
+    A plain result that gave way to others in a full cache is taken for the same: the function would give it again.
+    """
+
+    __slots__ = ("space", "keys", "plain")
+
+    def __init__(self, space: Namespace) -> None:
+        self.space = space
+        self.keys: dict[Hashable, int] = {}                    # their numbers
+        self.plain: dict[int, Any] = {}
+
+    @property
+    def name(self) -> Hashable:
+        return tuple(self.keys)
+
+    def read(self, roots: Any = None) -> Any:
+        function = self.space.owner()
+        if function is None:
+            return MISSING
+        kept = {_frozen(key): result for key, result in kept_results(function)}
+        info = function.cache_info()
+        others = self.plain if info.currsize == info.maxsize else {}
+        found = ((n, kept.get(key, others.get(n, MISSING))) for key, n in self.keys.items())
+        return Results((n, result) for n, result in found if result is not MISSING)
+
+
+class CachedResults:
+    """Those of one function, as one capture meets them. `function`: its `Known`."""
+
+    def __init__(self, function: Any, caches: Caches) -> None:
+        self.function, self.caches, self.looked = function, caches, False
+        code = code_of(function.obj)
+        self.watched = code is None or not is_library_file(code.co_filename)
+        self.slot = CacheSlot(function.space)
+        self._expected: list[Hashable] = []
+
+    def look(self) -> list[Any]:
+        """All that the cache keeps; what is new is adopted."""
+        self.looked, found = True, []
+        for key, result in kept_results(self.function.obj) if self.watched else ():
+            if (frozen := _frozen(key)) not in self.slot.keys:
+                self._add(frozen, result)
+            found.append(result)
+        return found
+
+    def _add(self, key: Hashable, result: Any) -> None:
+        number = self.slot.keys[key] = len(self.slot.keys)
+        made = self.caches.made.pop(id(result), None)
+        if made is not None:
+            made.slot.__init__(self.slot, number, True)
+        else:
+            self.caches.adopt(result, f"{self.function.path}()", ItemSlot(self.slot, number, True))
+        self._expected.append((freeze(number), freeze(result) if made is None else made.key))
+        if type(result) in PLAIN:
+            self.slot.plain[number] = result
+
+    def settle(self) -> Hashable:
+        """The key of what the cache kept when it was met. UnsupportedError for results that nothing led to before."""
+        seen, made = len(self._expected), set(self.caches.made)
+        self.look()
+        unseen = [item for number, item in self.slot.read().items() if number >= seen and id(item) not in made
+                  and (type(item) not in PLAIN or holds_fake(item))]
+        if unseen and (not seen or any(map(holds_fake, unseen))):
+            self.function.obj.cache_clear()
+        if unseen:
+            path = self.function.path
+            raise StateError(path, f"the call fills the cache of {path} in a way that cannot be watched: call it once before, outside")
+        return (Results, tuple(self._expected))
+
+
+def code_of(function: Any) -> Any:
+    """The code that runs when the cache has no result; None where it is no Python function."""
+    return getattr(getattr(function, "__wrapped__", None), "__code__", None)
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """A result of this capture that no cache keeps yet, its key when it was returned, and the slot that it will have."""
+
+    result: Any
+    key: Hashable
+    slot: ItemSlot
+
+
+class Caches:
+    """Of all functions under lru_cache that a capture meets. `adopt` says of a value that it is state."""
+
+    def __init__(self, adopt: Callable[[Any, str, Any], None]) -> None:
+        self.adopt = adopt
+        self.codes: dict[int, str] = {}                        # path by id of the code that they run
+        self.made: dict[int, Made] = {}
+        self._found: dict[int, CachedResults] = {}
+
+    def add(self, function: Any) -> None:
+        self._found[id(function.obj)] = CachedResults(function, self)
+        self.codes[id(code_of(function.obj))] = f"{function.path}()"
+
+    def look(self, function: Any) -> list[Any]:
+        return self._found[id(function.obj)].look()
+
+    def note_made(self, code: Any, result: Any) -> None:
+        """This code, of a function under lru_cache, has returned the result."""
+        if holds_fake(result):
+            raise UnsupportedError("a function under lru_cache would keep a tensor of the capture: "
+                                   "call it once before, outside")
+        if id(result) not in self.made:
+            slot = ItemSlot(None, 0, True)
+            self.made[id(result)] = Made(result, freeze(result), slot)
+            self.adopt(result, self.codes[id(code)], slot)
+
+    def settle(self, known: dict[int, Any]) -> list[tuple[str, CacheSlot, Hashable]]:
+        """(path, slot, key before the call) of the caches whose functions are known still. What is left in `made` then is no state."""
+        looked = [c for number, c in self._found.items() if c.looked and known.get(number) is c.function]
+        return [(f"cache of {c.function.path}", c.slot, key) for c in looked if (key := c.settle())[1]]
+
+
+def holds_fake(value: Any, seen: set[int] | None = None) -> bool:
+    """Is this a tensor or a number of the capture, or does it hold one in an item or an attribute?"""
+    seen = set() if seen is None else seen
+    if type(value) is Number or is_fake(value):
+        return True
+    if type(value) in PLAIN or id(value) in seen or isinstance(value, (type, types.ModuleType, types.FunctionType)):
+        return False
+    seen.add(id(value))
+    names = instance_dict(value)
+    parts = [*(contents(value) if is_container(value) else ()), *(names.values() if type(names) is dict else ())]
+    return any(holds_fake(part, seen) for part in parts)
