@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE, GOLDEN = ROOT / "tracejit", ROOT / "tests" / "golden" / "errors.txt"
 
 # Calls that make a message, with the place of their text among the arguments; a raise of any class is one, too.
-MAKERS = {"UnsupportedError": 0, "TraceError": 0, "NoSplit": 0, "StateError": 1, "_misuse": 0, "warn": 0}
+MAKERS = {"UnsupportedError": 0, "TraceError": 0, "NoSplit": 0, "StateError": 1, "_misuse": 0, "warn": 0, "refused": 0}
 
 # Functions that return such texts, or "".
 TELLERS = {"hindrance", "unsupported_tensor", "missing", "replay_reason", "_why_not_found", "_wrong", "_wrong_inside"}

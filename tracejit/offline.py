@@ -28,6 +28,7 @@ from .ir.symbol import Symbol
 from .ir.trace import BoundSymbol, Trace
 from .options import Options
 from .pipeline import lower as lower_traces
+from .runtime.program import stack_level
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,6 +156,8 @@ def lower(fn: Callable, *args: Any, device: str = "cuda", arch: str = "sm_90", s
     fn = getattr(fn, "__wrapped__", fn)
     with torch.no_grad():
         captured = capture(fn, CallInputs(*_without_data((args, kwargs))), getattr(fn, "__name__", "program"))
+        for warned in captured.warned:
+            warned.raise_anew(stack_level)
         if captured.replay_because:
             raise UnsupportedError(f"lower() needs a program that its ATen calls tell in full: {captured.replay_because}")
         if captured.joint is not None:

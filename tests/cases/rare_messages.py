@@ -3,7 +3,9 @@ import os
 import shutil
 import sys
 import tempfile
+import warnings
 from unittest import mock
+from warnings import warn
 
 import torch
 
@@ -30,6 +32,20 @@ def stores_an_object_with_a_list_from_before(x):
 @program
 def resizes_an_operand_by_out(x):
     return torch.mul(x, torch.ones(2, 3), out=x)
+
+
+@program
+def warns_by_a_function_taken_before(x):
+    warn("old")
+    return x * 2
+
+
+@program
+def warns_under_filters_of_its_own(x):
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("new")
+    return x * 2
 
 
 @program

@@ -1,4 +1,5 @@
 """Programs that run as recorded, under autograd: what `replayed_because` says of each."""
+import warnings
 from typing import Callable
 
 import numpy
@@ -103,6 +104,18 @@ def backward_raises(x, y):
 @replayed
 def backward_gives_nothing(x, y):
     return Stopped.apply(x)
+
+
+class Telling(Doubled):
+    @staticmethod
+    def backward(ctx, g):
+        warnings.warn("no gradient is better")
+        return g * 2
+
+
+@replayed
+def backward_warns(x, y):
+    return Telling.apply(x) * y
 
 
 class Spoiling(Doubled):

@@ -23,6 +23,7 @@ from .known import (DESCRIPTORS, HEAP_TYPE, OPERATORS, Known, KnownState, class_
                     is_library_module, is_iterator, is_reader, is_torch_class, member_slots,
                     names_of_reader)
 from .state import MISSING, PLAIN, GetSlot, NameSlot, SpaceSlot, contents, instance_dict, is_container
+from .warned import without_hearing
 
 _LARGEST_FRESH = 1024     # items looked at in a container that the call itself made
 _CONTAINER_CLASSES = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
@@ -75,7 +76,7 @@ class Explorer:
         self._seen[key] = (0, [])
         names = instance_dict(module)
         for name in code.names:
-            value = names.get(name, MISSING)
+            value = without_hearing(names.get(name, MISSING))
             if issubclass(type(value), _REPLACEABLE):
                 key = (id(names), name)
                 if not self.state.registered(key):

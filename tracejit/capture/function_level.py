@@ -92,7 +92,7 @@ class FunctionLevel(TorchFunctionMode):
         self.hooked: list[torch.Tensor] = []                          # tensors made in the call that have a hook
         self.asked_at: dict[int, str] = {}   # id(fake) -> the line that sets a hook on it, retains its gradient or detaches it
         self.whole: Optional[BoundSymbol] = None                      # a differentiable call of `_KEPT_WHOLE`
-        self._inside = 0
+        self.inside = 0                      # public calls that run
         self._line: Optional[SourceLine] = None
 
     def _on_number(self, b: BoundSymbol) -> None:
@@ -142,7 +142,7 @@ class FunctionLevel(TorchFunctionMode):
             if layout_is_ambiguous([self.recorder.proxy(a) for a in flat]) and _order_shows(*flat) and _reflected(*operands):
                 func, flat = _REFLECTED[func], flat[::-1]
         args, kwargs = tree_unflatten(flat, spec)
-        if self._inside:                                       # within a call that is recorded as one: fakes throughout
+        if self.inside:                                       # within a call that is recorded as one: fakes throughout
             return func(*args, **kwargs)
         recorder, first = self.recorder, len(self.recorder.bound_symbols)
         self._line, recorder.comment = user_line(), function_symbol(func).name.removeprefix("torch.")
@@ -152,13 +152,13 @@ class FunctionLevel(TorchFunctionMode):
             self.unnamed = self.unnamed or located(f"{recorder.comment} works on a tensor that no recorded call made", str(self._line))
         modes = current_modes()
         recorder.makes_constants = func not in _MAY_SHARE_MEMORY or isinstance(args[0], (*PLAIN, list, tuple))
-        self._inside += 1
+        self.inside += 1
         try:
             out = (self._data_set(*args) if func == _DATA_SET else
                    self._run(func, args, kwargs, calls_back))
             self._record(func, (names, now, flat, spec), out, first, modes)
         finally:
-            self._inside -= 1
+            self.inside -= 1
             self._line, recorder.comment, recorder.makes_constants = None, "", False
         if func == _GRAD_GET and out is None and self.fakes.real_of(args[0]) is not None:
             self.host_reads.append(("grad", self.fakes.real_of(args[0]), None))

@@ -27,7 +27,7 @@ from .explore import Explorer, leads_on
 from .frame_reads import FrameReader
 from .frames import GLUE, SKIP, WATCH, CodeFacts, facts, known_facts, watched_above, where
 from .hook import set_profile
-from .impure import is_impure
+from .impure import is_impure, refused
 from .journal import PLACEHOLDERS, StateWrite
 from .known import HEAP_TYPE, Known, KnownState
 from .lines import StateError, read_at, written_at
@@ -235,7 +235,7 @@ class StateReads:
             return None
         if code.makes == "self":
             self._note_made(frame, code)
-        if code.types and not (code.library or self._happens_once(frame)):
+        if code.types and not (code.library or self.happens_once(frame)):
             self.asks_classes = self.asks_classes or where(frame)
         values = frame.f_locals
         if not code.code.co_flags & inspect.CO_NEWLOCALS:
@@ -371,14 +371,12 @@ class StateReads:
             if code.kind == WATCH:
                 self._call_by_name(frame, code, (attribute_at(frame)[0], None))
         elif is_impure(function):
-            if not self._happens_once(frame):
-                name = function.__name__
-                raise UnsupportedError(f"the call depends on or acts upon the world outside: {name}(). Call it outside of the jitted function, "
-                                       "and pass what it gives")
+            if not self.happens_once(frame):
+                raise refused(function)
         elif function.__module__ in _SERIALIZERS and code.kind == WATCH:
             self._call_by_name(frame, code, (MISSING, None))
 
-    def _happens_once(self, frame: types.FrameType | None) -> bool:
+    def happens_once(self, frame: types.FrameType | None) -> bool:
         """Within an import, or a function under lru_cache: eager does this once, too, and never again."""
         while frame is not None and frame is not self._outside:
             code = frame.f_code

@@ -38,6 +38,7 @@ from .reads import StateReads
 from .recorder import Recorder, current_modes
 from .result_views import ResultView
 from .structure import PLAIN, Structure, flatten
+from .warned import Hearing, Warned, hearing
 
 AUTOGRAD = "autograd"
 
@@ -70,6 +71,8 @@ class Capture:
     views: tuple[ResultView, ...] = ()   # results that are made again, under autograd, from what they view
     unnamed: str = ""                    # why a replay is impossible, or ""
     defined: str = ""                    # the line of the function
+    warned: tuple[Warned, ...] = ()      # what each call warns of
+    eager: Optional[Callable] = None     # the function, if it warns
 
 
 def capture(fn: Callable, call: CallInputs, name: str, places: Places = Places()) -> Capture:
@@ -115,6 +118,7 @@ class _Capture:
             self.proxies.append(proxy)
             fake = self.fakes.find(value)
             self.start[id(fake)], self.start_grad[id(fake)] = Start.of(fake), None
+        self.hearing = Hearing(self.level, self.reads.happens_once)
         generator, settings, hook = torch.get_rng_state(), global_settings(), sys.getprofile()
         try:
             with quiet_logs():
@@ -147,7 +151,7 @@ class _Capture:
 
     def record(self) -> Any:
         try:
-            with collector_paused(), self.reads, function_level(self.level):
+            with collector_paused(), self.reads, function_level(self.level), hearing(self.hearing):
                 self.hook = sys.getprofile()
                 return self.fn(*self.given[0], **self.given[1])
         except NEEDS_DATA as e:
@@ -253,7 +257,7 @@ class _Capture:
         if because and unnamed:
             raise UnsupportedError(f"{because}\n{unnamed}")
         return Capture(calls, ops, structure, results, tuple(effects), self.guards(), because, grads, spent, joint, views, unnamed,
-                       defined_at(self.fn))
+                       defined_at(self.fn), tuple(self.hearing.found), self.fn if self.hearing.found else None)
 
     def without_history(self, outputs: list) -> list:
         """Where metadata moved, views are told by what they lie in; those that are detached from an input are detached once more."""
@@ -326,7 +330,7 @@ class _Capture:
             def run(recorder: Recorder, backward: Callable[[], list]) -> list:
                 self.level.recorder, self.level.on_new_input, self.level.in_backward = recorder, recorder.on_new_input, True
                 recorder.source = self.level.line_of_call
-                with function_level(self.level):
+                with function_level(self.level), hearing(self.hearing):
                     sys.setprofile(hook)
                     try:
                         return backward()

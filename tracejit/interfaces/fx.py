@@ -17,6 +17,7 @@ from ..ir.proxy import TensorConstant, TensorProxy, contiguous_stride
 from ..ir.trace import BoundSymbol, Trace
 from ..passes.write_backs import write_backs_last
 from ..pipeline import FUNCTIONAL, run_stages
+from ..runtime.program import stack_level
 
 aten = torch.ops.aten
 
@@ -28,6 +29,8 @@ def functional_trace(fn: Callable, call: CallInputs, name: str) -> tuple[Capture
     """
     with torch.no_grad():
         captured = capture(fn, call, name)
+    for warned in captured.warned:
+        warned.raise_anew(stack_level)
     if captured.effects:
         raise UnsupportedError(f"{name} stores something in Python state, which a graph cannot "
                                f"({captured.effects[0].write.path}): return it")

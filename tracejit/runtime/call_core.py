@@ -79,7 +79,7 @@ class Candidate:
         call = entry.call
         self.struct.result, self.struct.output_count = kinds[entry.result], len(entry.program.outputs)
         self._object("build", entry.build)
-        if entry.effects or entry.grads:
+        if entry.effects or entry.grads or entry.warned:
             self._object("finish", entry.finish_call)
         elif call is not None:
             self.source, self.struct.single = call.source, call.single

@@ -16,7 +16,7 @@ from ..capture.tracer import Capture, StateEffect
 from ..ir.trace import Modes, Trace
 from ..options import log_topics
 from .gradients import Differentiable, Spent
-from .program import Program, user_traceback
+from .program import Program, stack_level, user_traceback
 
 
 class Entry:
@@ -27,7 +27,7 @@ class Entry:
     is what `build` makes of the outputs.
     """
 
-    __slots__ = ("program", "run", "ready", "direct", "call", "build", "result", "effects", "seen", "grads")
+    __slots__ = ("program", "run", "ready", "direct", "call", "build", "result", "effects", "seen", "grads", "warned", "eager")
 
     def __init__(self, captured: Capture, final: Trace, backward: Any, replayed: bool) -> None:
         self.program, self.effects, self.seen = Program(final), captured.effects, 0
@@ -36,6 +36,7 @@ class Entry:
         if captured.spent and not replayed:
             self.program = Spent(self.program, captured.spent, final)
         self.grads = () if replayed else captured.grads
+        self.eager, self.warned = captured.eager, [w for w in captured.warned if not (replayed and w.inside)]
         self.build, self.result = _builder(captured.structure, captured.results)
         modes = captured.calls.notes["modes"]
         contexts = [] if replayed else _contexts(modes, final, backward is None)
@@ -56,6 +57,20 @@ class Entry:
             self.run = first
 
     def _finished(self) -> Callable[[list, CallInputs], Any]:
+        run, warned, eager = self._finishing(), self.warned, self.eager
+        if not warned:
+            return run
+
+        def warning(inputs: list, call: CallInputs) -> Any:
+            if any(w.is_error for w in warned):
+                given = getattr(call, "plain", None) or call
+                return eager(*given.roots["args"], **given.roots["kwargs"])
+            for w in warned:
+                w.raise_anew(stack_level)
+            return run(inputs, call)
+        return warning
+
+    def _finishing(self) -> Callable[[list, CallInputs], Any]:
         direct, build, effects, grads = self.direct, self.build, self.effects, self.grads
         if grads:
             return lambda inputs, call: _finish(_with_grads(direct(*inputs), inputs, grads), build, effects, call)
