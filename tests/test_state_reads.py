@@ -764,12 +764,12 @@ def test_what_happens_once_is_allowed(tmp_path, monkeypatch, capsys):
     sys.modules.pop("tj_imported_late")
 
 
-def test_warnings_are_allowed():
+def test_a_warning_that_no_capture_hears_is_refused():
     def fn(x):
         __import__("warnings").warn("careful")
         return x
-    with pytest.warns(UserWarning, match="careful"):
-        watch(fn, X)
+    with pytest.raises(UnsupportedError, match="warnings.warn"), StateReads(fn):
+        fn(X)
 
 
 def test_lru_cache_of_a_tensor_is_refused():

@@ -176,5 +176,6 @@ def test_what_a_fake_implementation_warns_of_is_not_the_programs():
 
 
 def test_warn_is_as_before():
-    tracejit.jit(of_its_own_line)(torch.ones(3))
+    with pytest.warns(DeprecationWarning):
+        tracejit.jit(of_its_own_line)(torch.ones(3))
     assert warnings.warn is WARN
