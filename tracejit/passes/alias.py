@@ -15,13 +15,15 @@ from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol, Trace
 
 _AS_STRIDED = torch.ops.aten.as_strided.default
+WITHOUT_HISTORY = (torch.ops.aten.detach.default, torch.ops.aten.view.dtype)        # views that lead no gradients on
 
 
 @dataclass(frozen=True, eq=False)
 class ViewStep:
     """`proxy` is result `out_index` of `call` with `parent` at flat position `hole`.
 
-    Without a call it is an as_strided view of a parentless proxy: that is how metadata moves and odd views are told.
+    Without a call it is an as_strided view of a parentless proxy: that is how metadata moves and odd views are told; detached: it
+    leads no gradients on, whatever its parent does.
     """
 
     proxy: TensorProxy
@@ -29,6 +31,7 @@ class ViewStep:
     call: Optional[BoundSymbol] = None
     hole: int = 0
     out_index: int = 0
+    detached: bool = False
 
 
 class Aliases:
@@ -67,8 +70,11 @@ class Aliases:
         over = next((flat[i] for i in holes if flat[i].storage == out.storage), self.roots[out.storage])
         plain = len(holes) == 1 and flat[holes[0]].storage == out.storage and not b.written
         if not plain or b.sym.overload is _AS_STRIDED:          # as_strided addresses the storage, whatever the view
-            return ViewStep(out, self.top(over))
+            return ViewStep(out, self.top(over), detached=b.sym.overload is not _AS_STRIDED or self._without_history(over))
         return ViewStep(out, flat[holes[0]], b, holes[0], index)
+
+    def _without_history(self, p: TensorProxy) -> bool:
+        return any(s.detached or s.call is not None and s.call.sym.overload in WITHOUT_HISTORY for s in self.chain(p))
 
     def chain(self, p: TensorProxy) -> list[ViewStep]:
         """View steps from the parentless proxy (a root or an input) down to `p`."""

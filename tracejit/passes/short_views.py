@@ -21,9 +21,8 @@ from ..ir.proxy import TensorProxy
 from ..ir.symbol import aten_symbol
 from ..ir.trace import BoundSymbol, Trace
 from ..ir.trees import map_leaves
+from .alias import WITHOUT_HISTORY
 
-# Views that do not require gradients, whatever they view.
-_WITHOUT_HISTORY = (torch.ops.aten.detach.default, torch.ops.aten.view.dtype)
 _PUTS = (torch.ops.aten.index_put_.default, torch.ops.aten.index_put.default)
 # By its public name, which is the cheapest to call.
 AS_STRIDED = replace(aten_symbol(torch.ops.aten.as_strided.default), fn=torch.as_strided)
@@ -44,7 +43,7 @@ def short_views(trace: Trace) -> Trace:
         parent = _viewed(b)
         if parent is not None:
             root, view = bottom.get(parent, parent), b.output
-            if root.storage in historic and b.sym.overload in _WITHOUT_HISTORY:
+            if root.storage in historic and b.sym.overload in WITHOUT_HISTORY:
                 calls.append(b)                                # it is a bottom of its own
                 continue
             if view.same_view(parent) and view.stride == parent.stride and view not in fixed and (

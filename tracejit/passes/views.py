@@ -68,7 +68,7 @@ class ViewReplay:
 
     def _strided(self, value: TensorProxy, step: ViewStep) -> TensorProxy:
         p, root = step.proxy, step.parent
-        if value.requires_grad:                                # the views that are passed over led no gradients on
+        if value.requires_grad and step.detached:              # the views that are passed over led no gradients on
             detached = replace(value, name=self.builder.new_name(), requires_grad=False)
             value = self.builder.bind(_DETACH, (value,), {}, detached)
         out = replace(p, name=self.builder.new_name(), storage=value.storage)
