@@ -195,6 +195,34 @@ def test_a_result_that_leads_to_nothing_does_not_lead_to_arguments_of_others():
     assert compiled.replayed_because == ""
 
 
+def test_gradients_that_are_zero_whatever_the_tangent_belong_to_the_result_that_leads_there():
+    def program(w, x):
+        x.eq_(w)
+        return w.exp()
+
+    compiled = tracejit.jit(program, fallback="error")
+    for function in (program, compiled, compiled):
+        w, x = leaf(), leaf(seed=1)
+        function(w * 2, x * 2).sum().backward()
+        assert w.grad is not None and x.grad is None
+
+
+@pytest.mark.parametrize("program", [lambda v, w: (v // 2, w * 2), lambda v, w: v // 2 + w, lambda v, w: (w * 2, (v * 2) // w)],
+                         ids=["apart", "added", "of two"])
+def test_a_derivative_that_is_not_implemented_raises_wherever_it_leads(program):
+    def around(w):
+        with torch.no_grad():
+            view = w.flatten()
+        return program(view, w.flatten())
+
+    compiled = tracejit.jit(around, fallback="error")
+    for function in (around, compiled, compiled):
+        results = function(leaf() * 2)
+        results = results if isinstance(results, tuple) else (results,)
+        with pytest.raises(RuntimeError, match="floor_divide is not implemented"):
+            sum(r.sum() for r in results).backward()
+
+
 def test_an_argument_that_is_detached_in_place_since():
     def program(h, w):
         return (h * w).sum(), w.sin()

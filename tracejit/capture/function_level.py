@@ -38,7 +38,7 @@ from .structure import PLAIN
 _T = torch.Tensor
 
 # What acts on autograd or on an object without any ATen call. A program with one of these is replayed call by call.
-_DATA_SET, _GRAD_GET = _T.data.__set__, _T.grad.__get__
+_DATA_GET, _DATA_SET, _GRAD_GET = _T.data.__get__, _T.data.__set__, _T.grad.__get__
 _GRAD_FN_GET, _VERSION_GET, _BASE_GET = _T.grad_fn.__get__, _T._version.__get__, _T._base.__get__
 _EFFECTS = frozenset({_T.register_hook, _T.register_post_accumulate_grad_hook, _T.retain_grad, _T.requires_grad_,
                       _T.backward, torch.autograd.backward, torch.autograd.grad, _DATA_SET, _T.grad.__set__,
@@ -152,6 +152,7 @@ class FunctionLevel(TorchFunctionMode):
             self.unnamed = self.unnamed or located(f"{recorder.comment} works on a tensor that no recorded call made", str(self._line))
         modes = current_modes()
         recorder.makes_constants = func not in _MAY_SHARE_MEMORY or isinstance(args[0], (*PLAIN, list, tuple))
+        recorder.takes_data = func == _DATA_GET
         self.inside += 1
         try:
             out = (self._data_set(*args) if func == _DATA_SET else
@@ -159,7 +160,7 @@ class FunctionLevel(TorchFunctionMode):
             self._record(func, (names, now, flat, spec), out, first, modes)
         finally:
             self.inside -= 1
-            self._line, recorder.comment, recorder.makes_constants = None, "", False
+            self._line, recorder.comment, recorder.makes_constants, recorder.takes_data = None, "", False, False
         if func == _GRAD_GET and out is None and self.fakes.real_of(args[0]) is not None:
             self.host_reads.append(("grad", self.fakes.real_of(args[0]), None))
         return self._hand_out(out)

@@ -360,8 +360,11 @@ def refuse_hooks_on_results(recording: Recording, hooked: list[torch.Tensor]) ->
 
 
 def refuse_derivatives_by_value(recording: Recording) -> None:
-    """NoSplit if the history has a node whose recorded formula is not the one that eager would choose."""
+    """NoSplit if the history has a node whose recorded formula is not the one that eager would choose, or that has none: eager
+    raises there, wherever it leads."""
     for node in nodes(*(recording.outputs[k].grad_fn for k in recording.differentiable)):
+        if node.name().endswith("NotImplemented"):
+            raise NoSplit("the derivative of a call is not implemented: detach what it is called on")
         if node.name().startswith(_CHOOSES_BY_VALUE) or _sums_what_is_selected(node):
             made = [recording.recorder.proxy(t) for t, _ in recording.recorder.kept if t.grad_fn is node]
             raise NoSplit(f"the formula of its gradient ({node.name()}) depends on values: compute it outside of the jitted function",

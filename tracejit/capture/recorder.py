@@ -7,6 +7,7 @@ moved (`unsqueeze_`, `set_`) has a new proxy from there on.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any, Callable, NoReturn, Optional
 
 import torch
@@ -67,6 +68,8 @@ class Recorder(TorchDispatchMode):
         self.known = KnownCalls(fakes.mode)
         self.comment = ""
         self.makes_constants = False                           # within a call that copies Python data into a new tensor
+        self.takes_data = False                                # within `.data`
+        self.of_data: set[int] = set()                         # ids of the fakes that have versions of their own, as `.data` has
         self.half_done = ""                                    # a call that raised and may have written before
         self.refused: Optional[UnsupportedError] = None        # somebody needed the value of a number
         self._settings = operation_settings()
@@ -289,8 +292,21 @@ class Recorder(TorchDispatchMode):
             moved = []
         args, kwargs = tree_unflatten(before, spec)
         leaves, out_spec = tree_flatten(out)
+        if self.takes_data or self.of_data:
+            sym = self._by_way_of_data(sym, flat, written, leaves)
         outputs = [self._output(o, {id(flat[i]) for i in moved}) for o in leaves]
         self._emit(sym, args, kwargs, tree_unflatten(outputs, out_spec))
+
+    def _by_way_of_data(self, sym: Symbol, flat: list, written: tuple, made: list) -> Symbol:
+        """The symbol of a call where `.data` is taken or was: its writes, and those to views of it, are untold."""
+        apart = {id(a) for a in flat if isinstance(a, torch.Tensor)} & self.of_data
+        if self.takes_data and sym.overload is aten.detach.default:
+            sym, apart = _DATA, {id(flat[0])}
+        elif written and all(id(flat[i]) in apart for i in written):
+            sym = replace(sym, untold=True)
+        storages = {a.untyped_storage()._cdata for a in flat if id(a) in apart}
+        self.of_data.update(id(o) for o in made if isinstance(o, torch.Tensor) and o.untyped_storage()._cdata in storages)
+        return sym
 
     def _moved(self, t: torch.Tensor, proxy: TensorProxy) -> bool:
         return (proxy.shape, proxy.stride, proxy.offset) != (tuple(t.shape), t.stride(), t.storage_offset()) or (
@@ -330,6 +346,9 @@ class Recorder(TorchDispatchMode):
         out = func(value)
         self._emit(prims.CONSTANT, (TensorConstant(kept),), {}, self.new_proxy(out))
         return out
+
+
+_DATA = replace(aten_symbol(aten.detach.default), fn=prims.data)
 
 
 def _view_key(t: torch.Tensor) -> tuple:

@@ -72,6 +72,11 @@ def copy_untold(t: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return t
 
 
+def data(t: torch.Tensor) -> torch.Tensor:
+    """`t.data`: detached, and of what is written by way of it autograd is not told."""
+    return t.data
+
+
 def grow_storage(t: torch.Tensor, nbytes: int) -> None:
     """Make t's storage at least `nbytes` long, keeping its contents."""
     if t.untyped_storage().nbytes() < nbytes:

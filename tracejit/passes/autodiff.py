@@ -150,9 +150,10 @@ class _Splitter:
         for target, (g, count) in enumerate(zip(self.trace.output[self.results:], counts)):
             for part in self.parts_of(g, count) if isinstance(g, TensorProxy) else ():
                 stages = self.depends.get(part, frozenset())
+                stages = stages or frozenset(self.stages)      # zeros that depend on no tangent, as of `eq_`: of which is not told
                 if len(stages) > 1:
                     raise Mixed("a gradient mixes results that are computed from each other")
-                found[min(stages, default=max(self.stages))].append((target, part))
+                found[min(stages)].append((target, part))
         return found
 
     def parts_of(self, g: TensorProxy, count: int) -> list[TensorProxy]:
