@@ -94,3 +94,16 @@ def test_a_view_of_memory_that_an_argument_left_stays_there():
     a, b = x.clone(), y.clone()
     for got, want in zip(tracejit.jit(views_before_and_after_a_move)(x, y), views_before_and_after_a_move(a, b)):
         torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("view", [lambda x: x.as_strided((2, 2), (2, 1)), lambda x: x.t().as_strided((3,), (1,), 1),
+                                  lambda x: x.detach().as_strided((3,), (1,)), lambda x: x.data.t().as_strided((3,), (1,)).view(-1)])
+def test_a_view_by_strides_under_no_grad_requires_what_its_base_requires(view):
+    def program(x):
+        with torch.no_grad():
+            return view(x)
+
+    compiled = tracejit.jit(program, fallback="error")
+    for _ in range(2):
+        x = torch.ones(4, 4, requires_grad=True) * 2
+        assert compiled(x).requires_grad == program(x).requires_grad

@@ -96,3 +96,49 @@ def test_a_batch_norm_that_stands_first_trains():
     assert eager.weight.grad is not None and compiled.weight.grad is not None
     torch.testing.assert_close(compiled.weight.grad, eager.weight.grad, atol=1e-6, rtol=1e-4)
     torch.testing.assert_close(compiled.bias.grad, eager.bias.grad, atol=1e-6, rtol=1e-4)
+
+
+def by_way_of_data(x):
+    x.data.mul_(2)
+
+
+def by_way_of_a_view_of_data(x):
+    x.data[1:].view(-1).add_(1)
+
+
+def by_way_of_data_in_torch(x):
+    x.data.copy_(x.sort().values)
+    x.data.t_()
+
+
+def of_a_view_beside(x):
+    y = x[1:]
+    y.data.detach().relu_().add_(y.data)
+
+
+@pytest.mark.parametrize("executors", [["cpu"], []], ids=["fused", "torch"])
+@pytest.mark.parametrize("write", [by_way_of_data, by_way_of_a_view_of_data, by_way_of_data_in_torch, of_a_view_beside])
+def test_a_write_by_way_of_data_is_not_told(write, executors):
+    compiled = tracejit.jit(write, executors=executors, fallback="error")
+    for function in (write, compiled, compiled):
+        x, weight = torch.arange(16.0).view(4, 4).cos(), torch.ones(4, 4, requires_grad=True)
+        y = weight * x
+        function(x)
+        assert x._version == 0
+        y.sum().backward()
+        expected = torch.arange(16.0).view(4, 4).cos()
+        write(expected)
+        assert torch.equal(x, expected) and torch.equal(weight.grad, x)
+
+
+def test_a_write_both_ways_is_told():
+    def program(x):
+        x.data.mul_(2)
+        x[0].add_(1)
+        x.data.mul_(3)
+
+    compiled = tracejit.jit(program, fallback="error")
+    for function in (program, compiled, compiled):
+        x = torch.ones(4, 4)
+        function(x)
+        assert x._version > 0 and x[1].tolist() == [6] * 4 and x[0].tolist() == [9] * 4

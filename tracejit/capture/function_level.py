@@ -145,15 +145,14 @@ class FunctionLevel(TorchFunctionMode):
         if self.inside:                                       # within a call that is recorded as one: fakes throughout
             return func(*args, **kwargs)
         recorder, first = self.recorder, len(self.recorder.bound_symbols)
-        self._line, recorder.comment = user_line(), function_symbol(func).name.removeprefix("torch.")
+        self._line, recorder.takes_data = user_line(), func == _DATA_GET
+        recorder.comment = function_symbol(func).name.removeprefix("torch.")
         names = [recorder.object_proxy(a) if isinstance(a, _T) else number_of(a) or a for a in flat]
         now = [recorder.named(a) for a in flat]
         if not all(id(a) in self.named for a in flat if isinstance(a, _T)):
             self.unnamed = self.unnamed or located(f"{recorder.comment} works on a tensor that no recorded call made", str(self._line))
-        modes = current_modes()
         recorder.makes_constants = func not in _MAY_SHARE_MEMORY or isinstance(args[0], (*PLAIN, list, tuple))
-        recorder.takes_data = func == _DATA_GET
-        self.inside += 1
+        modes, self.inside = current_modes(), self.inside + 1
         try:
             out = (self._data_set(*args) if func == _DATA_SET else
                    self._run(func, args, kwargs, calls_back))

@@ -86,21 +86,28 @@ def _saved_names(kind: type) -> tuple[str, ...]:
     return tuple(name for name in dir(kind) if name.startswith("_saved_"))
 
 
+def _saved(node: Any) -> list[torch.Tensor]:
+    if isinstance(node, torch.autograd.function.FunctionCtx):
+        return list(node.saved_tensors)
+    values = [getattr(node, name) for name in _saved_names(type(node))]
+    return [t for v in values for t in (v if isinstance(v, tuple) else (v,)) if isinstance(t, torch.Tensor)]
+
+
 def saved_by(node: Any) -> list[torch.Tensor]:
     """The tensors that a node keeps for its backward pass; none if one was written since, as that pass will say."""
     try:
-        if isinstance(node, torch.autograd.function.FunctionCtx):
-            return list(node.saved_tensors)
-        values = [getattr(node, name) for name in _saved_names(type(node))]
+        return _saved(node)
     except RuntimeError:
         return []
-    return [t for v in values for t in (v if isinstance(v, tuple) else (v,)) if isinstance(t, torch.Tensor)]
 
 
 def checked_by(node: Any) -> list[torch.Tensor]:
     """Those of which the backward pass minds that they are written, whether it reads them or not: torch's own nodes unpack all that
-    they keep, a node of the user's what its backward asks for."""
-    return [] if isinstance(node, torch.autograd.function.FunctionCtx) else saved_by(node)
+    they keep, a node of the user's what its backward asks for. RuntimeError where that pass raises, wherever it leads: one was
+    written since, or there is no derivative."""
+    if node.name() == "torch::autograd::NotImplemented":
+        raise RuntimeError("the derivative of a call is not implemented")
+    return [] if isinstance(node, torch.autograd.function.FunctionCtx) else _saved(node)
 
 
 def runs_once(node: Any) -> bool:

@@ -23,7 +23,7 @@ from .histories import (UNTOLD, Start, checked_by, computed_from, edge_of, group
                         summand_counts)
 from .lines import made_at, stored_at, user_frame
 from .recorder import Recorder
-from .result_views import ResultView, result_views
+from .result_views import ResultView, led_through, result_views
 
 
 class NoSplit(TraceError):
@@ -112,7 +112,7 @@ class Recording:
                           where="".join(untold[:1]))
         views = {v.positions[0]: v for v in result_views(forward, self.outputs, every)}
         _refuse_outdated(tuple(views.values()), forward, set(places.values()))
-        inner = _led_through(self.outputs, every, views)
+        inner = led_through(self.outputs, every, views)
         self.views = tuple(v for k, v in views.items() if k not in inner)
         self.differentiable = tuple(k for k in every if k not in views or k in inner)
         self.inner_views = {n: views[k] for n, k in enumerate(self.differentiable) if k in views}
@@ -127,7 +127,7 @@ class Recording:
         self.stages = stage_numbers(self.before, groups(histories))
         _refuse_views_beside_others(self)
         self.sharing = sharing(histories)
-        self.checked = [{recorder.storage_of(t) for node in history for t in checked_by(node)} for history in histories]
+        self.checked = [self.minded_by(history, k) for history, k in zip(histories, self.differentiable)]
         ends = {edge_of(results[n]): -1 - n for n in self.inner}
         ends |= {edge_of(inputs[k]): k for k in self.wanted if not inputs[k].is_leaf and k not in self.rebased.values()}
         self.held = tuple(kept_as_made(ends, nodes) for nodes in histories)
@@ -139,6 +139,13 @@ class Recording:
     def line(self, k: int) -> str:
         """Of the call that makes output k."""
         return made_at(self.forward.bound_symbols, self.forward.output[k])
+
+    def minded_by(self, history: set, k: int) -> set[Optional[int]]:
+        """The storages that the backward pass of output k unpacks."""
+        try:
+            return {self.recorder.storage_of(t) for node in history for t in checked_by(node)}
+        except RuntimeError as error:
+            raise NoSplit(f"the backward pass raises {type(error).__name__}: {error}", where=self.line(k)) from error
 
     def came(self, k: int) -> Any:
         """What the gradient of input k is asked of: one that the program writes with history is a result, too."""
@@ -199,7 +206,7 @@ class Recording:
         """A recorder that knows what the forward pass knew, and tells it nothing."""
         recorder = copy.copy(self.recorder)
         for name, value in vars(recorder).items():
-            if type(value) in (dict, list):
+            if type(value) in (dict, list, set):
                 setattr(recorder, name, value.copy())
         return recorder
 
@@ -308,12 +315,6 @@ def _refuse_outdated(views: tuple[ResultView, ...], forward: Trace, rebased: set
                           where=str(made.source))
 
 
-def _led_through(outputs: tuple, every: tuple[int, ...], views: dict[int, ResultView]) -> set[int]:
-    """The views, by their first position, through which the history of a result that is no view leads."""
-    before = computed_from([outputs[k] for k in every]) if views else []
-    return {every[m] for k, found in zip(every, before) if k not in views for m in found if every[m] in views}
-
-
 def _refuse_views_beside_others(recording: Recording) -> None:
     """NoSplit where a view that others are computed from is not made between two parts of the program, of what is there."""
     own, stages = recording.inner_views, recording.stages
@@ -360,11 +361,8 @@ def refuse_hooks_on_results(recording: Recording, hooked: list[torch.Tensor]) ->
 
 
 def refuse_derivatives_by_value(recording: Recording) -> None:
-    """NoSplit if the history has a node whose recorded formula is not the one that eager would choose, or that has none: eager
-    raises there, wherever it leads."""
+    """NoSplit if the history has a node whose recorded formula is not the one that eager would choose."""
     for node in nodes(*(recording.outputs[k].grad_fn for k in recording.differentiable)):
-        if node.name().endswith("NotImplemented"):
-            raise NoSplit("the derivative of a call is not implemented: detach what it is called on")
         if node.name().startswith(_CHOOSES_BY_VALUE) or _sums_what_is_selected(node):
             made = [recording.recorder.proxy(t) for t, _ in recording.recorder.kept if t.grad_fn is node]
             raise NoSplit(f"the formula of its gradient ({node.name()}) depends on values: compute it outside of the jitted function",

@@ -11,6 +11,7 @@ import torch
 
 from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol, Trace
+from .histories import computed_from
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +62,12 @@ def result_views(forward: Trace, outputs: tuple, differentiable: tuple[int, ...]
             found.append(ResultView(positions, ends[way[0]], way[1]))
             ends.setdefault(p, -1 - k)                         # later results may be views of this one
     return tuple(found)
+
+
+def led_through(outputs: tuple, every: tuple[int, ...], views: dict[int, ResultView]) -> set[int]:
+    """The views, by their first position, through which the history of a result that is no view leads."""
+    before = computed_from([outputs[k] for k in every]) if views else []
+    return {every[m] for k, found in zip(every, before) if k not in views for m in found if every[m] in views}
 
 
 def _way(p: TensorProxy, makers: dict[TensorProxy, BoundSymbol], ends: dict) -> Optional[tuple[TensorProxy, tuple]]:
