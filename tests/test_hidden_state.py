@@ -4,10 +4,20 @@ Each case makes (f, change, state) anew: f(x) is called, change(k) comes before 
 """
 from __future__ import annotations
 
+import array
+import contextvars
+import ctypes
+import fractions
 import functools
+import hashlib
+import math
+import queue
+import threading
+import types
 import warnings
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -267,6 +277,222 @@ def the_function_clears_a_cache():
         cached.cache_clear()
         return x * len(cached(1))
     return f, nothing, lambda: cached(1)
+
+
+# ------------------------------------------------------------ objects of C that lead to others
+
+@kept(hits=2)
+def a_method_of_a_list_and_one_of_a_dict():
+    items, names = [0], {"n": 1}
+    pop, push, get = items.pop, items.append, names.get
+
+    def f(x):
+        was = pop()
+        push(1 - was)
+        return x * was + get("n")
+    return f, lambda k: names.update(n=k // 4), lambda: items
+
+
+@kept()
+def a_method_of_a_dict_stores_a_tensor():
+    made = {}
+    put = made.__setitem__
+    return (lambda x: put("y", x * 2)), nothing, lambda: made
+
+
+@kept(hits=4)
+def a_method_of_a_tensor():
+    weight = torch.ones(3)
+    add = weight.add_
+    return (lambda x: add(x) * 2), nothing, lambda: weight
+
+
+@kept(hits=2)
+def attribute_access_as_a_method_of_an_object():
+    class Holder:
+        n = 1
+    holder = Holder()
+    get, put = holder.__getattribute__, holder.__setattr__
+
+    def f(x):
+        put("n", 1 - get("n"))
+        return x * holder.n
+    return f, nothing, lambda: holder.n
+
+
+@kept(hits=2)
+def values_and_keys_of_a_dict():
+    held, key = [0], SimpleNamespace(n=0)
+    values, names = {"a": held}.values(), {HashedByPlace(key): 1}
+
+    def f(x):
+        for value in values:
+            value[0] = 1 - value[0]
+        for name in names:
+            x = x * name.inner.n
+        return x
+    return f, lambda k: setattr(key, "n", k // 4), lambda: held
+
+
+class HashedByPlace:
+    def __init__(self, inner):
+        self.inner = inner
+
+
+@kept(hits=2)
+def a_cell_and_the_cell_of_a_function():
+    cell, inner = types.CellType(1), 0
+
+    def get():
+        return inner
+
+    def f(x):
+        cell.cell_contents = 1 - cell.cell_contents
+        get.__closure__[0].cell_contents = 1 - get.__closure__[0].cell_contents
+        return x * cell.cell_contents
+    return f, nothing, lambda: (cell.cell_contents, get())
+
+
+@kept(hits=2)
+def defaults_are_assigned():
+    def scaled(x, by=1):
+        return x * by
+
+    def f(x):
+        scaled.__defaults__ = (1 - scaled.__defaults__[0],)
+        return scaled(x)
+    return f, nothing, lambda: scaled.__defaults__
+
+
+@kept(hits=2)
+def a_list_in_a_partial():
+    def scaled(count, x):
+        count[0] = 1 - count[0]
+        return x * count[0]
+    found = functools.partial(scaled, [0])
+    return (lambda x: found(x)), nothing, lambda: found.args
+
+
+@kept(hits=2)
+def a_context_variable_is_set():
+    variable = contextvars.ContextVar("variable", default=1)
+
+    def f(x):
+        variable.set(1 - variable.get())
+        return x * variable.get()
+    return f, lambda k: None if k else variable.set(1), variable.get
+
+
+@kept()
+def a_metaclass_has_attributes():
+    class Meta(type):
+        n = 1
+
+    class Model(metaclass=Meta):
+        pass
+    return (lambda x: x * Model.n), lambda k: setattr(Meta, "n", k), nothing
+
+
+@kept()
+def a_number_of_a_library_is_replaced():
+    return (lambda x: x * math.tau), lambda k: setattr(math, "tau", k if k < 4 else math.pi * 2), nothing
+
+
+@kept()
+def an_event_is_set_between_calls():
+    event = threading.Event()
+    return (lambda x: x * 2 if event.is_set() else x), lambda k: event.set() if k % 2 else event.clear(), nothing
+
+
+def test_a_fraction_at_the_address_of_one_that_is_gone_is_another():
+    held = SimpleNamespace(by=None)
+    jitted = tracejit.jit(lambda x: x * float(held.by), fallback="error")
+    for k in range(8):
+        held.by = None
+        held.by = fractions.Fraction(k)
+        assert jitted(torch.ones(3)).tolist() == [k] * 3
+
+
+@refused("the memory of closure numbers, a array")
+def an_array_is_written():
+    numbers = array.array("i", [0, 2])
+
+    def f(x):
+        numbers[0] ^= 1
+        return x * numbers[0]
+    return f, nothing, lambda: numbers
+
+
+@refused("the memory of closure view, a bytearray")
+def a_view_of_bytes_is_written():
+    data = bytearray(b"abc")
+    view = memoryview(data)
+
+    def f(x):
+        view[0] ^= 1
+        return x * 2
+    return f, nothing, lambda: data
+
+
+@refused(r"memory of ctypes \(c_int\) is used")
+def memory_of_ctypes_is_written():
+    number = ctypes.c_int(0)
+
+    def f(x):
+        number.value += 1
+        return x * number.value
+    return f, nothing, lambda: number.value
+
+
+@refused("a numpy array of objects is used")
+def an_array_of_objects_is_read():
+    found = np.array([[1], 2], dtype=object)
+
+    def f(x):
+        found[0].append(1)
+        return x * len(found[0])
+    return f, nothing, lambda: found[0]
+
+
+@pytest.mark.parametrize("hold", [lambda i: {"a": i}.get, lambda i: functools.partial(next, i), lambda i: i.__next__])
+def test_an_iterator_in_something_else_is_refused(hold):
+    found = hold(iter([1, 2, 3]))
+    with pytest.raises(tracejit.UnsupportedError, match="made before"):
+        tracejit.jit(lambda x: (x, found), fallback="error")(torch.ones(3))
+
+
+@refused("depends on or acts upon the world outside: put")
+def a_queue_of_c_is_filled():
+    waiting = queue.SimpleQueue()
+    return (lambda x: (waiting.put(1), x * 2)[1]), nothing, waiting.qsize
+
+
+@refused("depends on or acts upon the world outside: update")
+def a_hash_is_fed():
+    seen = hashlib.sha256()
+    return (lambda x: (seen.update(b"a"), x * 2)[1]), nothing, seen.hexdigest
+
+
+@refused("depends on or acts upon the world outside: run")
+def a_context_runs_a_function():
+    context, variable = contextvars.copy_context(), contextvars.ContextVar("variable", default=1)
+
+    def step():
+        variable.set(variable.get() + 1)
+        return variable.get()
+    return (lambda x: x * context.run(step)), nothing, lambda: context.get(variable)
+
+
+@refused("depends on or acts upon the world outside: start_")
+def a_thread_is_started():
+    found = []
+
+    def f(x):
+        thread = threading.Thread(target=lambda: found.append(1))
+        thread.start()
+        thread.join()
+        return x * 2
+    return f, nothing, lambda: found
 
 
 def test_a_dict_that_gets_its_first_tensor_is_no_reason_to_compile_at_every_call():

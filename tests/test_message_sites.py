@@ -13,7 +13,7 @@ PACKAGE, GOLDEN = ROOT / "tracejit", ROOT / "tests" / "golden" / "errors.txt"
 MAKERS = {"UnsupportedError": 0, "TraceError": 0, "NoSplit": 0, "StateError": 1, "_misuse": 0, "warn": 0, "refused": 0}
 
 # Functions that return such texts, or "".
-TELLERS = {"hindrance", "unsupported_tensor", "missing", "replay_reason", "_why_not_found", "_wrong", "_wrong_inside"}
+TELLERS = {"hindrance", "hidden", "unsupported_tensor", "missing", "replay_reason", "_why_not_found", "_wrong", "_wrong_inside"}
 
 # Classes of which nobody sees the text.
 UNSEEN = {

@@ -16,7 +16,7 @@ import tracejit
 from tracejit.capture.journal import replay
 from tracejit.capture.locations import KeyReader
 from tracejit.capture.reads import StateReads
-from tracejit.capture.state import freeze
+from tracejit.capture.keys import freeze
 from tracejit.errors import UnsupportedError
 
 X = torch.ones(2)

@@ -1,4 +1,5 @@
 """More of `messages`: what hardly any program meets."""
+import ctypes
 import io
 import operator
 import os
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import GenericAlias, SimpleNamespace
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -103,6 +105,24 @@ def asks_for_the_class_of_a_number(x):
 @program
 def uses_a_tensor_of_unknown_origin(x):
     return x * KEPT.__args__[1]
+
+
+NUMBER_IN_C, NAMES, NEXT = ctypes.c_int(3), np.array([["a"], "b"], dtype=object), [iter((1, 2))]
+
+
+@program
+def reads_memory_of_ctypes(x):
+    return x * NUMBER_IN_C.value
+
+
+@program
+def reads_an_array_of_objects(x):
+    return x * len(NAMES[0])
+
+
+@program
+def moves_an_iterator_in_a_list(x):
+    return x * next(NEXT[0])
 
 
 ones_of_any_size = lru_cache(None)(torch.ones)

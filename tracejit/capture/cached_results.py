@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import types
 from dataclasses import dataclass
 from typing import Any, Callable, Hashable, Iterator
@@ -16,7 +17,8 @@ from .fakes import is_fake
 from .frames import is_library_file
 from .lines import StateError
 from .numbers import Number
-from .state import MISSING, PLAIN, ItemSlot, Namespace, contents, freeze, freeze_key, instance_dict, is_container
+from .keys import MISSING, PLAIN, contents, freeze, freeze_key, instance_dict, is_container
+from .state import ItemSlot, Namespace
 
 CACHED_FUNCTION = type(functools.lru_cache(lambda: None))
 
@@ -106,15 +108,14 @@ class CachedResults:
 
     def settle(self) -> Hashable:
         """The key of what the cache kept when it was met. UnsupportedError for results that nothing led to before."""
-        seen, made = len(self._expected), set(self.caches.made)
-        self.look()
-        unseen = [item for number, item in self.slot.read().items() if number >= seen and id(item) not in made
-                  and (type(item) not in PLAIN or holds_fake(item))]
-        if unseen and (not seen or any(map(holds_fake, unseen))):
-            self.function.obj.cache_clear()
+        unseen = [result for key, result in kept_results(self.function.obj) if self.watched and _frozen(key) not in self.slot.keys
+                  and id(result) not in self.caches.made and (type(result) not in PLAIN or holds_fake(result))]
         if unseen:
+            if not self._expected or any(map(holds_fake, unseen)):
+                self.function.obj.cache_clear()
             path = self.function.path
             raise StateError(path, f"the call fills the cache of {path} in a way that cannot be watched: call it once before, outside")
+        self.look()
         return (Results, tuple(self._expected))
 
 
@@ -153,7 +154,7 @@ class Caches:
         if holds_fake(result):
             raise UnsupportedError("a function under lru_cache would keep a tensor of the capture: "
                                    "call it once before, outside")
-        if id(result) not in self.made:
+        if id(result) not in self.made and not code.co_flags & inspect.CO_GENERATOR:
             slot = ItemSlot(None, 0, True)
             self.made[id(result)] = Made(result, freeze(result), slot)
             self.adopt(result, self.codes[id(code)], slot)

@@ -13,7 +13,8 @@ from typing import Any, Callable, Hashable, Iterator
 from .guards import Guards
 from .inputs import CallInputs
 from .locations import Location, place
-from .state import CellSlot, ItemSlot, NameSlot, RootSlot, freeze, items_of, safe_key
+from .keys import freeze, items_of, safe_key
+from .state import CellSlot, ItemSlot, NameSlot, RootSlot
 
 ANY_FLOAT = type("AnyFloat", (), {"__repr__": lambda self: "a float"})()
 _OPENED = (dict, list, tuple)        # containers in which an item can be replaced, in a tuple by another tuple

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from .known import KnownState
-from .state import MISSING, NameSlot, TypeSlot
+from .keys import MISSING
+from .state import NameSlot, TypeSlot
 
 class Counters:
     """The counters that a call has met, by (id of the namespace, name)."""

@@ -10,6 +10,7 @@ import contextvars
 import functools
 import gc
 import logging
+import operator
 import types
 import weakref
 from typing import Any, Hashable, Iterable
@@ -19,15 +20,17 @@ import torch
 from ..errors import UnsupportedError
 from .cached_results import CACHED_FUNCTION
 from .frames import CodeFacts
-from .known import (DESCRIPTORS, HEAP_TYPE, OPERATORS, Known, KnownState, class_attributes, context_value, is_library_class,
-                    is_library_module, is_iterator, is_reader, is_torch_class, member_slots,
-                    names_of_reader)
-from .state import MISSING, PLAIN, GetSlot, NameSlot, SpaceSlot, contents, instance_dict, is_container
+from .keys import HEAP_TYPE, MISSING, PLAIN, VIEWS, bound_to, contents, hidden, instance_dict, is_container
+from .known import (DESCRIPTORS, OPERATORS, Known, KnownState, class_attributes,
+                    is_library_class, is_library_module, is_reader, is_torch_class, names_of_reader)
+from .parts import behind, context_slot, default_slots, member_slots
+from .state import CellSlot, GetSlot, NameSlot, SpaceSlot
 from .warned import without_hearing
 
 _LARGEST_FRESH = 1024     # items looked at in a container that the call itself made
 _CONTAINER_CLASSES = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 _DEAD_ENDS = (types.BuiltinFunctionType, logging.Logger, *OPERATORS)
+_NUMBERS_AND_TEXTS = (bool, int, float, str)
 _REPLACEABLE = (types.FunctionType, types.BuiltinFunctionType, type)
 Names = tuple[str, ...]
 # (namespace or None, name, value): a value that leads on, and where to look for it again.
@@ -69,7 +72,7 @@ class Explorer:
             self._seen[key] = (0, self._scan(code, record, names, names))
 
     def read_library(self, code: CodeFacts, module: types.ModuleType) -> None:
-        """The functions and classes that code takes from a library's module: somebody may replace them."""
+        """The functions, classes and plain values that code takes from a library's module: somebody may replace them."""
         key = (id(code.code), id(module))
         if key in self._seen:
             return
@@ -77,7 +80,7 @@ class Explorer:
         names = instance_dict(module)
         for name in code.names:
             value = without_hearing(names.get(name, MISSING))
-            if issubclass(type(value), _REPLACEABLE):
+            if issubclass(type(value), _REPLACEABLE) or type(value) in _NUMBERS_AND_TEXTS:
                 key = (id(names), name)
                 if not self.state.registered(key):
                     slot = NameSlot(self.state.space_of(module), name)
@@ -94,6 +97,7 @@ class Explorer:
         if is_container(obj):
             if id(obj) in self.state.containers or len(obj) <= _LARGEST_FRESH:
                 found = [item for item in contents(obj) if leads_on(item)]
+                found += [key for key in dict.keys(obj) if leads_on(key)] if issubclass(type(obj), dict) else []
             if is_library_class(type(obj)):
                 return found
         record = self.state.objects.get(id(obj))
@@ -120,7 +124,7 @@ class Explorer:
         kind = type(record.obj)
         if issubclass(kind, type):
             return self._scan_class(code, record.obj, names)
-        steps: list[Step] = [(None, "", value) for value in self._behind(record)]
+        steps: list[Step] = [(None, "", value) for value in self._behind(record, names)]
         if type(record.names) is dict:
             for name in names:
                 if name in record.names:
@@ -153,7 +157,7 @@ class Explorer:
             self.state.register_name(record, space, table, name, table[name])
         return [(table, name, table[name]) for name in found]
 
-    def _behind(self, record: Known) -> list:
+    def _behind(self, record: Known, names: Names) -> list:
         """What an object leads to other than by its attributes."""
         obj, kind = record.obj, type(record.obj)
         if issubclass(kind, torch.jit.ScriptModule):
@@ -162,7 +166,15 @@ class Explorer:
         if kind is types.MethodType:
             return [obj.__self__]
         if kind is functools.partial:
-            return [obj.func, obj.args, obj.keywords]
+            return [self.state.register_slot(GetSlot(obj, name, operator.attrgetter(name)), f"{record.path}.{name}")
+                    for name in ("func", "args", "keywords")]
+        if kind in VIEWS or bound_to(obj) is not MISSING:
+            inner = behind(obj)
+            return [inner] + ([] if is_container(inner) else self.read_all(inner))
+        if kind is types.CellType:
+            return [self.state.register_slot(CellSlot(obj), record.path)]
+        if kind is types.FunctionType:
+            return self._parts_of_function(obj, names)
         if kind in DESCRIPTORS:
             return [part for name in DESCRIPTORS[kind] if leads_on(part := getattr(obj, name))]
         if kind is CACHED_FUNCTION:
@@ -170,8 +182,16 @@ class Explorer:
         if kind is weakref.ref:
             return [self.state.register_slot(GetSlot(obj, "()", _referent), f"{record.path}()")]
         if kind is contextvars.ContextVar:
-            return [self.state.register_slot(GetSlot(obj, "()", context_value), f"{record.path}.get()")]
+            return [self.state.register_slot(context_slot(obj), f"{record.path}.get()")]
         return []
+
+    def _parts_of_function(self, function: types.FunctionType, names: Names) -> list:
+        """Its defaults and cells, where the code may ask for them."""
+        cells = list(function.__closure__ or ()) if "__closure__" in names else []
+        for name, cell in zip(function.__code__.co_freevars, cells):
+            self.state.adopt(cell, f"closure {name}", None)
+        slots = [slot for slot in default_slots(function) if slot.name in names]
+        return cells + [self.state.register_slot(slot, f"default of {function.__name__}") for slot in slots]
 
     # ------------------------------------------------------------ classes
 
@@ -221,9 +241,10 @@ class Explorer:
         for name in code.stored:
             self.journal_name(record, name)
         steps: list[Step] = []
-        for owner, name, value, library in class_attributes(cls, names, code.supers):
+        of_metaclass = [] if type(cls) is type else class_attributes(type(cls), names, code.supers)
+        for owner, name, value, library in class_attributes(cls, names, code.supers) + of_metaclass:
             if not library:
-                self._register_class(owner, cls, name, value)
+                self._register_class(owner, cls if owner in cls.__mro__ else type(cls), name, value)
                 if leads_on(value):
                     steps.append((None, name, value))
         return steps
@@ -262,7 +283,7 @@ class Explorer:
         if type(names) is not dict:
             return []
         for name, value in list(names.items()):
-            if not is_iterator(value):      # that it is there is no sign that it is read
+            if not hidden(value):           # that it is there is no sign that it is read
                 self.state.register_name(record, record.space, names, name, value)
         copy = self.state.journal.copy_of(names)
         whole = SpaceSlot(record.space)
@@ -273,7 +294,7 @@ class Explorer:
 def leads_on(value: Any) -> bool:
     """May code read anything from this value?"""
     kind = type(value)
-    if kind in PLAIN or value is MISSING or issubclass(kind, _DEAD_ENDS):
+    if kind in PLAIN or value is MISSING or issubclass(kind, _DEAD_ENDS) and bound_to(value) is MISSING:
         return False
     if issubclass(kind, torch.Tensor):
         return bool(instance_dict(value))

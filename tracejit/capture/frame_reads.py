@@ -11,8 +11,10 @@ from ..errors import UnsupportedError
 from .cached_results import CACHED_FUNCTION
 from .explore import Explorer, leads_on
 from .frames import CodeFacts, functions_of, imported_modules
-from .known import HEAP_TYPE, KnownState, class_attributes, is_library_module
-from .state import MISSING, PLAIN, CellSlot, CodeSlot, GetSlot, NameSlot, is_container, is_tensor
+from .known import KnownState, class_attributes, is_library_module
+from .parts import default_slots
+from .keys import HEAP_TYPE, MISSING, PLAIN, is_container, is_tensor
+from .state import CellSlot, CodeSlot, NameSlot
 
 
 class FrameReader:
@@ -96,10 +98,7 @@ class FrameReader:
             if "random" in code.names and value is sys.modules.get("numpy"):
                 raise UnsupportedError("the call draws random numbers from numpy: draw with torch, or outside")
             roots.append(value)
-        for name in ("__defaults__", "__kwdefaults__"):
-            if getattr(function, name):
-                slot = GetSlot(function, name, lambda f, name=name: getattr(f, name))
-                roots.append(self.state.register_slot(slot, f"default of {function.__name__}"))
+        roots += [self.state.register_slot(slot, f"default of {function.__name__}") for slot in default_slots(function) if slot.read()]
         return roots
 
     def _find_function(self, code: CodeFacts, values: Any, is_new_class: Callable[[type], bool]) -> None:

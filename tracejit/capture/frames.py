@@ -44,7 +44,7 @@ _STDLIB = tuple({sysconfig.get_paths()["stdlib"] + os.sep, sysconfig.get_paths()
 _STDLIB_SKIPPED = ("importlib", "warnings", "linecache", "tokenize", "traceback", "codecs", "abc", "typing",
                    "re", "encodings", "ast", "dis", "opcode", "types")
 _WEAK_FILES = ("weakref.py", "_weakrefset.py", "weak.py")      # containers of weak references, in Python
-_QUIET_FILES = ("contextlib.py", "functools.py", "enum.py", "threading.py", "operator.py", "numbers.py",
+_QUIET_FILES = ("contextlib.py", "functools.py", "enum.py", "operator.py", "numbers.py",
                 "_tensor.py")
 _DEEP_FILES = ("copy.py", "dataclasses.py", "copyreg.py", "pprint.py")
 # Modules whose generated code (dataclasses, exec) is no more the user's than they are.

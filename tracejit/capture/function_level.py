@@ -32,7 +32,7 @@ from .hook import unprofiled
 from .lines import user_line
 from .recorder import Recorder, current_modes
 from .sites import compared_at
-from .state import MISSING
+from .keys import MISSING
 from .structure import PLAIN
 
 _T = torch.Tensor

@@ -14,7 +14,7 @@ from ..ir.cached import cached_property
 from .gradients_inside import has_hooks
 from .inputs import CallInputs, StorageKeys
 from .locations import KeyReader
-from .state import TENSOR, contents, is_container
+from .keys import TENSOR, contents, is_container
 
 ARGUMENT, STATE, GRAD, NUMBER = "argument", "state", "grad", "number"
 

@@ -1,8 +1,11 @@
 """Calls of C functions that depend on the world outside, or act upon it: a trace cannot stand for them."""
 from __future__ import annotations
 
+import _thread
+import contextvars
 import io
 import random
+import types
 import warnings
 from typing import Any
 
@@ -11,11 +14,24 @@ import torch
 from ..errors import UnsupportedError
 from .cached_results import CACHED_FUNCTION
 
-_IMPURE_IDS = frozenset(map(id, (
-    print, input, open, exec, eval, globals, breakpoint, warnings.warn, warnings.warn_explicit)))
+_IMPURE_IDS = frozenset(map(id, (print, input, open, exec, eval, globals, breakpoint, warnings.warn, warnings.warn_explicit, *(
+    start for name, start in vars(_thread).items() if name.startswith("start_")))))
 _IMPURE_MODULES = frozenset({
     "time", "posix", "nt", "_io", "_socket", "_posixsubprocess", "select", "_random", "fcntl", "secrets"})
 _HARMLESS = frozenset({"fspath", "getpid", "sched_getaffinity", "cpu_count"})
+
+
+# Modules in C of which the objects are values, are watched, or (locks) are left as they were; torch's and numpy's have rules of their own.
+_SEEN_MODULES = frozenset({"builtins", "collections", "array", "functools", "_operator", "types", "_thread", "weakref", "torch", "numpy"})
+_SEEN = (contextvars.ContextVar, contextvars.Token, torch.Tensor)
+
+
+def has_hidden_state(function: Any) -> bool:
+    """Is this a method in C of an object that is no value, as its class compares by identity: a queue, a hash, a parser?"""
+    bases = type(function.__self__).__mro__
+    kind = next((base for base in bases if type(vars(base).get(function.__name__)) is types.MethodDescriptorType), object)
+    return (kind.__hash__ in (None, object.__hash__) and kind is not object and not issubclass(kind, _SEEN)
+            and kind.__module__.partition(".")[0] not in _SEEN_MODULES)
 
 
 def is_impure(function: Any) -> bool:

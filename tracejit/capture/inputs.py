@@ -11,7 +11,7 @@ from typing import Any, Callable, Hashable, Optional
 import torch
 
 from ..ir.cached import cached_property
-from .state import identity
+from .identity import identity
 from .structure import PLAIN, Structure, flatten, is_dataclass_value
 
 _SCALARS = frozenset((int, bool, str, type(None)))

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Callable, Hashable, Iterator
 
 from .lines import StateError
-from .state import (MISSING, PLAIN, Namespace, NameSlot, contents, freeze,
-                    instance_dict, is_container, items_of, root_of)
+from .keys import MISSING, PLAIN, contents, freeze, instance_dict, is_container, is_numpy, items_of
+from .state import Namespace, NameSlot, root_of
 
 # ---------------------------------------------------------------- values to store
 
@@ -233,9 +233,9 @@ class Journal:
             self._containers[id(value)] = (value, slot, copy, path)
 
     def add_buffer(self, value: Any, path: str) -> None:
-        """A bytearray or a numpy array: its bytes can be put back, but a write to it is not replayed."""
+        """A bytearray, an array or a numpy array: its bytes can be put back, but a write to it is not replayed."""
         if id(value) not in self._buffers:
-            self._buffers[id(value)] = (value, value.copy(), path)
+            self._buffers[id(value)] = (value, value.copy() if is_numpy(value) else value[:], path)
 
     def slot_of(self, value: Any) -> Any:
         """The slot that holds this container, if it was there before the call."""

@@ -18,18 +18,19 @@ from typing import Any, Hashable
 
 import torch
 
+from ..errors import UnsupportedError
 from .cached_results import CACHED_FUNCTION, Caches, CacheSlot
-from .lines import StateError
 from .frames import is_library_file
 from .journal import Journal
+from .keys import (BUFFERS, HEAP_TYPE, MISSING, PLAIN, VIEWS, bound_to, contents,
+                   freeze, instance_dict, is_container, is_iterator, is_numpy, items_of)
+from .lines import StateError
 from .locations import Location
-from .state import (MISSING, PLAIN, CellSlot, ClassSlot, CodeSlot, GetSlot, ItemSlot, Namespace, NameSlot,
-                    RootSlot, SpaceSlot, contents, freeze, instance_dict, is_container, is_numpy, items_of)
+from .parts import behind, context_slot, default_slots, member_slots, slot_key
+from .state import CellSlot, ClassSlot, CodeSlot, GetSlot, ItemSlot, NameSlot, Namespace, RootSlot, SpaceSlot
 
 _TABLES = ("_modules", "_parameters", "_buffers")
 DESCRIPTORS = {property: ("fget", "fset"), staticmethod: ("__func__",), classmethod: ("__func__",), functools.cached_property: ("func",)}
-_GENERATORS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
-HEAP_TYPE = 1 << 9
 # Operators and their namespaces: torch fills in what they look up, when it is first asked for.
 OPERATORS = (torch._ops.OperatorBase, torch._ops.OpOverloadPacket, type(torch.ops), type(torch.ops.aten),
              torch.library.CustomOpDef)
@@ -77,15 +78,20 @@ class KnownState:
                 if id(value) not in self.objects:
                     self._watch(value, Known(value, path, slot))
         elif id(value) not in self.objects and id(value) not in self.containers:
-            if is_numpy(value) or kind is bytearray:
-                if not is_numpy(value) or isinstance(value, sys.modules["numpy"].ndarray):
-                    self.journal.add_buffer(value, path)
+            if is_numpy(value) or issubclass(kind, BUFFERS):
+                self._adopt_buffer(value, path)
                 return
             if is_container(value):
                 self._adopt_container(value, path, slot)
                 if instance_dict(value) is None:
                     return
             self.adopt_object(value, path, slot)
+
+    def _adopt_buffer(self, value: Any, path: str) -> None:
+        if type(value) is memoryview:
+            self.adopt(value.obj, path, None)
+        elif not is_numpy(value) or isinstance(value, sys.modules["numpy"].ndarray):
+            self.journal.add_buffer(value, path)
 
     def _adopt_container(self, value: Any, path: str, slot: Any) -> None:
         self.containers[id(value)] = value
@@ -107,6 +113,8 @@ class KnownState:
             self.functions.setdefault(id(value.__code__), []).append(value)
             self.journal.add_names(record.space, record.names, path)
             self.journal.add_slot((id(value), CodeSlot.name), CodeSlot(record.space), f"code of {path}")
+            for slot in default_slots(value):
+                self.journal.add_slot(slot_key(slot), slot, f"default of {path}")
             self.adopt(record.names.get("__wrapped__"), path, None)
         elif kind is types.MethodType:
             self.adopt(value.__self__, path, slot)
@@ -115,6 +123,14 @@ class KnownState:
             for name in ("func", "args", "keywords"):
                 part = GetSlot(value, name, operator.attrgetter(name))
                 self.adopt(getattr(value, name), f"{path}.{name}", part)
+        elif kind is contextvars.ContextVar:
+            slot = context_slot(value)
+            self.journal.add_slot(slot_key(slot), slot, f"{path}.get()")
+        elif kind is types.CellType:
+            self.journal.add_slot(("cell", id(value)), CellSlot(value), path)
+        elif kind in VIEWS or bound_to(value) is not MISSING:
+            part = GetSlot(value, "", behind)
+            self.adopt(part.read(), path, part)
         elif kind in DESCRIPTORS:
             for name in DESCRIPTORS[kind]:
                 self.adopt(getattr(value, name), path, None)
@@ -221,14 +237,18 @@ class KnownState:
             value = before
         if owner is not None and id(owner.obj) in self.arguments:
             return
-        if is_iterator(value):
-            raise StateError(path, f"the call uses {path}, a {type(value).__name__} that was made before it: "
+        inner = value if bound_to(value) is MISSING else bound_to(value)
+        if is_iterator(inner):
+            raise StateError(path, f"the call uses {path}, a {type(inner).__name__} that was made before it: "
                                    "make it inside, or pass its items")
         if is_numpy_random(value):
             raise StateError(path, f"the call draws random numbers from numpy ({path}): draw with torch, or outside")
         if owner is not None:
             self.chain(owner)
-        expected = MISSING if value is MISSING else freeze(value)
+        try:
+            expected = MISSING if value is MISSING else freeze(value)
+        except UnsupportedError as e:
+            raise StateError(path, str(e)) from None
         location = self._registered[key] = Location(self._unique(path), slot, expected)
         self.locations.append(location)
         if not isinstance(slot, (SpaceSlot, ClassSlot, CodeSlot)):
@@ -315,28 +335,6 @@ class KnownState:
 
 # ---------------------------------------------------------------- classes and descriptors
 
-def slot_key(slot: Any) -> Hashable:
-    """The key under which a cell or a getter's slot is registered and journaled."""
-    return ("cell", id(slot.cell)) if isinstance(slot, CellSlot) else (id(slot.space.owner()), slot.name)
-
-
-def member_slots(record: Known) -> dict[str, GetSlot]:
-    """The `__slots__` members of an object, as slots."""
-    kind = type(record.obj)
-    members: dict[str, Any] = {}
-    for cls in reversed(kind.__mro__) if kind.__flags__ & HEAP_TYPE else ():
-        if "__slots__" in vars(cls):
-            members |= {n: m for n, m in vars(cls).items() if type(m) is types.MemberDescriptorType}
-    return {name: _member_slot(record, name, member) for name, member in members.items()}
-
-
-def _member_slot(record: Known, name: str, member: Any) -> GetSlot:
-    def write(owner: Any, value: Any) -> None:
-        member.__delete__(owner) if value is MISSING else member.__set__(owner, value)
-    space = record.space if record.space.at is not None else None
-    return GetSlot(record.obj, name, member.__get__, write, space)
-
-
 _LIBRARY: dict[int, tuple[weakref.ref, bool]] = {}
 
 
@@ -377,12 +375,6 @@ def class_attributes(kind: type, names: tuple[str, ...], supers: bool) -> list[t
     return found
 
 
-def is_iterator(value: Any) -> bool:
-    """A generator, or an iterator in C: reading moves it, and where it stands cannot be seen or put back."""
-    kind = type(value)
-    return kind in _GENERATORS or not kind.__flags__ & HEAP_TYPE and hasattr(kind, "__next__")
-
-
 def is_numpy_random(value: Any) -> bool:
     """numpy.random, one of its generators, or a method of one: in Cython, their calls raise no event."""
     if type(value) is types.ModuleType:
@@ -400,7 +392,3 @@ def names_of_reader(value: Any) -> tuple[str, ...]:
     """The attribute names that an attrgetter or methodcaller was made with."""
     texts = value.__reduce__()[1] if type(value) is operator.attrgetter else value.__reduce__()[1][:1]
     return tuple(name for text in texts if type(text) is str for name in text.split("."))
-
-
-def context_value(variable: contextvars.ContextVar) -> Any:
-    return variable.get(MISSING)

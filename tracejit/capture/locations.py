@@ -7,7 +7,8 @@ from __future__ import annotations
 from typing import Any, Callable, Hashable, Iterable
 
 from .identity import identity
-from .state import CellSlot, ItemSlot, RootSlot, root_of, safe_key
+from .keys import safe_key
+from .state import CellSlot, ItemSlot, RootSlot, root_of
 from .state_checks import make_check
 
 _MOST_CHECKS = 8

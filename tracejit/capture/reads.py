@@ -27,13 +27,14 @@ from .explore import Explorer, leads_on
 from .frame_reads import FrameReader
 from .frames import GLUE, SKIP, WATCH, CodeFacts, facts, known_facts, watched_above, where
 from .hook import set_profile
-from .impure import is_impure, refused
+from .impure import has_hidden_state, is_impure, refused
 from .journal import PLACEHOLDERS, StateWrite
-from .known import HEAP_TYPE, Known, KnownState
+from .known import Known, KnownState
 from .lines import StateError, read_at, written_at
 from .locations import Location
 from .sites import attribute_at, evaluate
-from .state import MISSING, PLAIN, GetSlot, ItemSlot, NameSlot, RootSlot, contents, instance_dict, is_container, is_tensor
+from .keys import HEAP_TYPE, MISSING, PLAIN, contents, instance_dict, is_container, is_tensor
+from .state import GetSlot, ItemSlot, RootSlot
 
 _BY_NAME = (getattr, hasattr, setattr, delattr)
 _BY_NAME_IDS = frozenset(map(id, _BY_NAME))
@@ -370,11 +371,14 @@ class StateReads:
         elif number in _ALL_NAMES_IDS:
             if code.kind == WATCH:
                 self._call_by_name(frame, code, (attribute_at(frame)[0], None))
-        elif is_impure(function):
+        elif is_impure(function) or self._was_there(function.__self__) and has_hidden_state(function):
             if not self.happens_once(frame):
                 raise refused(function)
         elif function.__module__ in _SERIALIZERS and code.kind == WATCH:
             self._call_by_name(frame, code, (MISSING, None))
+
+    def _was_there(self, owner: Any) -> bool:
+        return id(owner) in self.state.objects and id(owner) not in self._provisional
 
     def happens_once(self, frame: types.FrameType | None) -> bool:
         """Within an import, or a function under lru_cache: eager does this once, too, and never again."""

@@ -14,7 +14,7 @@ import torch
 from .guards import GRAD, STATE, Guards
 from .inputs import CallInputs, StorageKeys
 from .modes import MODES
-from .state import CONTAINERS, MISSING, PLAIN, TENSOR
+from .keys import CONTAINERS, MISSING, PLAIN, TENSOR
 from .structure import flatten, is_dataclass_value
 
 MANY = 8                     # entries of one function that are more than a program needs

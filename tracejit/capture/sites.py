@@ -8,7 +8,7 @@ import dis
 import types
 from typing import Any
 
-from .state import MISSING, instance_dict
+from .keys import MISSING, instance_dict
 
 # Where a value is loaded from, its name there, and the attributes from there on.
 Argument = tuple[str, Any, tuple[str, ...]]

@@ -13,8 +13,8 @@ from typing import Any, Callable, Hashable
 import torch
 
 from .cached_results import Results
-from .state import (MISSING, PLAIN, CellSlot, ClassSlot, CodeSlot, NameSlot, Namespace, is_placed,
-                    safe_key)
+from .keys import MISSING, PLAIN, is_placed, safe_key
+from .state import CellSlot, ClassSlot, CodeSlot, NameSlot, Namespace
 
 _MAPPINGS = (dict, collections.OrderedDict, Results)
 _LASTING = frozenset(name for name in sys.modules if name.startswith("torch."))    # classes that nobody frees

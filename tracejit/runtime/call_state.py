@@ -18,8 +18,8 @@ import torch
 
 from ..capture.guards import ARGUMENT, NUMBER, STATE, Group
 from ..capture.known import HEAP_TYPE
-from ..capture.state import (MISSING, PLAIN, CellSlot, ClassSlot, CodeSlot, NameSlot, Namespace, SpaceSlot, freeze, freeze_key, instance_dict,
-                             is_placed, safe_key)
+from ..capture.keys import MISSING, PLAIN, freeze, freeze_key, instance_dict, is_placed, safe_key
+from ..capture.state import CellSlot, ClassSlot, CodeSlot, NameSlot, Namespace, SpaceSlot
 from ..capture.state_checks import make_check
 
 _WHAT = {n: i for i, n in enumerate(("owner", "held", "table", "class table", "space", "name", "absent", "class", "cell", "code",
