@@ -13,7 +13,8 @@ PACKAGE, GOLDEN = ROOT / "tracejit", ROOT / "tests" / "golden" / "errors.txt"
 MAKERS = {"UnsupportedError": 0, "TraceError": 0, "NoSplit": 0, "StateError": 1, "_misuse": 0, "warn": 0, "refused": 0}
 
 # Functions that return such texts, or "".
-TELLERS = {"hindrance", "hidden", "unsupported_tensor", "missing", "replay_reason", "_why_not_found", "_wrong", "_wrong_inside"}
+TELLERS = {"hindrance", "hidden", "unsupported_tensor", "missing", "replay_reason", "_why_not_found", "_wrong", "_wrong_inside",
+           "why_not", "why_not_lowered", "_odd_tensor", "_why_not_computed", "_unfused", "_advice"}
 
 # Classes of which nobody sees the text.
 UNSEEN = {
@@ -36,6 +37,7 @@ INVARIANTS = {
     "the decomposition of ... makes": "a decomposition that gives other shapes is a fault of its own",
     "set_ to a storage from outside": "storages in a recording stand for memory of its own",
     "as_strided: ... bytes of a storage": "eager raises an error of its own",
+    "it views bytes as another dtype": "a view costs no call, and is not told of",
 }
 
 

@@ -20,7 +20,7 @@ from .capture.modes import capture_is_hindered, hindrance, mode_key
 from .capture.retraces import MANY, Retraces
 from .capture.tracer import Capture, capture
 from .errors import EagerRefuses, FallbackWarning, RetraceWarning, UnsupportedError
-from .executors.registry import resolve
+from .executors.registry import asked, resolve
 from .executors.torch_fallback import TORCH
 from .ir.printer import function_name
 from .ir.trace import Trace
@@ -390,7 +390,7 @@ def explain(fn: Callable, *args: Any, **kwargs: Any) -> Explanation:
     except UnsupportedError as error:
         eager = str(error)
     guards = [line for table in fresh._tables.values() for line in table.describe()]
-    executors = resolve(known.options.executors, TORCH, known.options.executor_options)[:-1]
+    executors = [e for e in asked(known.options.executors, known.options.executor_options) if e is not TORCH]
     return explanation(known.name, eager, fresh.last_traces, executors, guards, max(known.cache_info().entries, 1), True)
 
 

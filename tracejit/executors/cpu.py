@@ -80,7 +80,10 @@ class CpuExecutor(Executor):
         return not self.broken and bsym not in self.refused and can_lower(bsym)
 
     def why_not(self, bsym: BoundSymbol) -> str:
-        return "there is no C compiler that works" if self.broken else why_not_lowered(bsym)
+        if self.broken:
+            return "there is no C compiler that works: install one, or name it in CC"
+        failed = bsym.tensor_outputs and any(b.output is bsym.output for b in self.refused)        # another object, once it is placed
+        return "the C compiler failed on it, as a warning said" if failed else why_not_lowered(bsym)
 
     def fuse(self, region: BoundSymbol) -> Optional[BoundSymbol]:
         """The region with a function that runs it, or None."""

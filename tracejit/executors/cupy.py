@@ -25,7 +25,7 @@ from ..ir.trace import BoundSymbol
 from ..options import check_traces
 from . import nvrtc
 from .cubins import CubinCache
-from .fusible import MOST_CALLS, can_lower
+from .fusible import MOST_CALLS, can_lower, why_not_lowered
 from .launch import CompiledRegion
 from .registry import Executor
 
@@ -65,6 +65,9 @@ class CupyExecutor(Executor):
 
     def can_fuse(self, bsym: BoundSymbol) -> bool:
         return not self.broken and can_lower(bsym, "cuda") and self._is_usable()
+
+    def why_not(self, bsym: BoundSymbol) -> str:
+        return f"there are no CUDA kernels: {missing()}" if self.broken else why_not_lowered(bsym, "cuda")
 
     def _is_usable(self) -> bool:
         why = missing()

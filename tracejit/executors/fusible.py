@@ -29,9 +29,12 @@ def why_not_lowered(b: BoundSymbol, device: str = "cpu", dialect: str = "") -> s
     if odd:
         return odd
     if b.sym.is_copy:
-        return "" if _can_store(b) else "the destination of the copy has another shape or dtype, or overlaps itself or the value"
+        stores = b.tensor_outputs and _can_store(b)
+        return "" if stores else "the destination of the copy has another shape or dtype, or overlaps itself or the value"
     if b.written or b.sym.overload is not None and b.sym.overload.namespace != "aten":
         return "it writes memory in a way of its own" if b.written else "no kernel is known for a custom op"
+    if not b.tensor_outputs:
+        return "it makes no tensor"
     if (dialect or device) != "cpu" and b.sym.numbers:
         return "Python's arithmetic on floats is the host's"
     call = call_of(b)
@@ -51,7 +54,7 @@ def _odd_tensor(b: BoundSymbol, device: str) -> str:
             return f"{p!r} is on {p.device}" if p.dtype in DTYPES else f"no kernels hold {p.dtype}"
         if not p.numel or p.conj or p.neg:
             return f"{p!r} has no elements" if not p.numel else f"{p!r} is conjugated or negated lazily"
-    return "" if b.tensor_outputs else "it makes no tensor"
+    return ""
 
 
 def _can_store(b: BoundSymbol) -> bool:
@@ -69,7 +72,7 @@ _TAKES_NUMBERS = frozenset("add sub rsub mul div addcmul addcdiv lerp fill eq ne
 def _why_not_computed(call: Call) -> str:
     row = row_of(call)
     if not call.bsym.sym.numbers and any(a.number for a in call.tensors) and (call.name not in _TAKES_NUMBERS or call.dtype in HALVES):
-        return "a number that is known at run time alone"
+        return "a number that is known at run time alone: keep it a tensor, without .item()"
     if row is None:
         return f"no kernel is known for {call.name}"
     if not row.accepts(call):
@@ -82,7 +85,7 @@ def _why_not_computed(call: Call) -> str:
         return "" if call.dtype in row.dtypes else f"kernels for {call.name} do not take {call.dtype}"
     if not all(is_operand(call.args[n]) for n in row.inputs) or compute_dtype(row, call) not in row.dtypes:
         return f"kernels for {call.name} do not take these operands or dtypes"
-    return "" if _zero_dim_operands_ok(call) else "a half-precision op keeps a 0-dimensional operand at full precision"
+    return "" if _zero_dim_operands_ok(call) else "a half-precision op keeps a 0-dimensional operand at full precision: give it the dtype of the others"
 
 
 def _zero_dim_operands_ok(call: Call) -> bool:

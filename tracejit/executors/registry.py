@@ -151,7 +151,13 @@ def default_executors() -> tuple[Executor, ...]:
 
 def resolve(chosen: Optional[Iterable[Union[str, Executor]]], last: Executor,
             options: Optional[Mapping[str, Mapping[str, Any]]] = None) -> tuple[Executor, ...]:
-    """The executors of one `jit`, `last` (the torch fallback) at the end; one with options is another of its class.
+    """The executors of one `jit` that have what they need, `last` (the torch fallback) at the end."""
+    return (*(e for e in asked(chosen, options) if e is not last and e.available()), last)
+
+
+def asked(chosen: Optional[Iterable[Union[str, Executor]]],
+          options: Optional[Mapping[str, Mapping[str, Any]]] = None) -> tuple[Executor, ...]:
+    """The executors that are asked for; one with options is another of its class.
 
     TraceError for what is no executor, and for options of one that is not asked or does not have them.
     """
@@ -167,8 +173,7 @@ def resolve(chosen: Optional[Iterable[Union[str, Executor]]], last: Executor,
     if unknown:
         raise TraceError(f"executor_options names {min(unknown)!r}, which is not among the executors asked: "
                          f"{', '.join(e.name for e in found)}")
-    found = tuple(_with_options(e, options[e.name]) if e.name in options else e for e in found)
-    return (*(e for e in found if e is not last and e.available()), last)
+    return tuple(_with_options(e, options[e.name]) if e.name in options else e for e in found)
 
 
 @lru_cache(64)
