@@ -9,12 +9,14 @@ import contextvars
 import ctypes
 import fractions
 import functools
+import gc
 import hashlib
 import math
 import queue
 import threading
 import types
 import warnings
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -505,3 +507,16 @@ def test_a_dict_that_gets_its_first_tensor_is_no_reason_to_compile_at_every_call
     for _ in range(5):
         jitted(torch.ones(3))
     assert (jitted.cache_info().hits, jitted.cache_info().misses) == (3, 2)
+
+
+@pytest.mark.parametrize("hold", [HashedByPlace, lambda inner: [inner], lambda inner: SimpleNamespace(inner=inner),
+                                  lambda inner: (inner, torch.ones(3))])
+def test_what_left_a_cache_is_gone(hold):
+    cached = cache_of(lambda: hold(HashedByPlace(2)))
+    jitted = tracejit.jit(lambda x: (cached(), x * 2)[1], fallback="error")
+    for _ in range(4):
+        jitted(torch.ones(3))
+    inner = weakref.ref(cached()[0] if isinstance(cached(), (list, tuple)) else cached().inner)
+    cached.cache_clear()
+    gc.collect()
+    assert inner() is None and jitted.cache_info().hits == 3

@@ -20,6 +20,7 @@ from .numbers import Number
 from .keys import MISSING, PLAIN, contents, freeze, freeze_key, instance_dict, is_container
 from .state import ItemSlot, Namespace
 
+Adopt = Callable[[Any, str, Any], None]          # says of a value that it is state: at a path, and a slot
 CACHED_FUNCTION = type(functools.lru_cache(lambda: None))
 
 
@@ -79,43 +80,43 @@ class CacheSlot:
 class CachedResults:
     """Those of one function, as one capture meets them. `function`: its `Known`."""
 
-    def __init__(self, function: Any, caches: Caches) -> None:
-        self.function, self.caches, self.looked = function, caches, False
+    def __init__(self, function: Any, made: dict[int, Made]) -> None:
+        self.function, self.made, self.looked = function, made, False
         code = code_of(function.obj)
         self.watched = code is None or not is_library_file(code.co_filename)
         self.slot = CacheSlot(function.space)
         self._expected: list[Hashable] = []
 
-    def look(self) -> list[Any]:
+    def look(self, adopt: Adopt) -> list[Any]:
         """All that the cache keeps; what is new is adopted."""
         self.looked, found = True, []
         for key, result in kept_results(self.function.obj) if self.watched else ():
             if (frozen := _frozen(key)) not in self.slot.keys:
-                self._add(frozen, result)
+                self._add(frozen, result, adopt)
             found.append(result)
         return found
 
-    def _add(self, key: Hashable, result: Any) -> None:
+    def _add(self, key: Hashable, result: Any, adopt: Adopt) -> None:
         number = self.slot.keys[key] = len(self.slot.keys)
-        made = self.caches.made.pop(id(result), None)
+        made = self.made.pop(id(result), None)
         if made is not None:
             made.slot.__init__(self.slot, number, True)
         else:
-            self.caches.adopt(result, f"{self.function.path}()", ItemSlot(self.slot, number, True))
+            adopt(result, f"{self.function.path}()", ItemSlot(self.slot, number, True))
         self._expected.append((freeze(number), freeze(result) if made is None else made.key))
         if type(result) in PLAIN:
             self.slot.plain[number] = result
 
-    def settle(self) -> Hashable:
+    def settle(self, adopt: Adopt) -> Hashable:
         """The key of what the cache kept when it was met. UnsupportedError for results that nothing led to before."""
         unseen = [result for key, result in kept_results(self.function.obj) if self.watched and _frozen(key) not in self.slot.keys
-                  and id(result) not in self.caches.made and (type(result) not in PLAIN or holds_fake(result))]
+                  and id(result) not in self.made and (type(result) not in PLAIN or holds_fake(result))]
         if unseen:
             if not self._expected or any(map(holds_fake, unseen)):
                 self.function.obj.cache_clear()
             path = self.function.path
             raise StateError(path, f"the call fills the cache of {path} in a way that cannot be watched: call it once before, outside")
-        self.look()
+        self.look(adopt)
         return (Results, tuple(self._expected))
 
 
@@ -134,22 +135,21 @@ class Made:
 
 
 class Caches:
-    """Of all functions under lru_cache that a capture meets. `adopt` says of a value that it is state."""
+    """Of all functions under lru_cache that a capture meets."""
 
-    def __init__(self, adopt: Callable[[Any, str, Any], None]) -> None:
-        self.adopt = adopt
+    def __init__(self) -> None:
         self.codes: dict[int, str] = {}                        # path by id of the code that they run
         self.made: dict[int, Made] = {}
         self._found: dict[int, CachedResults] = {}
 
     def add(self, function: Any) -> None:
-        self._found[id(function.obj)] = CachedResults(function, self)
+        self._found[id(function.obj)] = CachedResults(function, self.made)
         self.codes[id(code_of(function.obj))] = f"{function.path}()"
 
-    def look(self, function: Any) -> list[Any]:
-        return self._found[id(function.obj)].look()
+    def look(self, function: Any, adopt: Adopt) -> list[Any]:
+        return self._found[id(function.obj)].look(adopt)
 
-    def note_made(self, code: Any, result: Any) -> None:
+    def note_made(self, code: Any, result: Any, adopt: Adopt) -> None:
         """This code, of a function under lru_cache, has returned the result."""
         if holds_fake(result):
             raise UnsupportedError("a function under lru_cache would keep a tensor of the capture: "
@@ -157,12 +157,12 @@ class Caches:
         if id(result) not in self.made and not code.co_flags & inspect.CO_GENERATOR:
             slot = ItemSlot(None, 0, True)
             self.made[id(result)] = Made(result, freeze(result), slot)
-            self.adopt(result, self.codes[id(code)], slot)
+            adopt(result, self.codes[id(code)], slot)
 
-    def settle(self, known: dict[int, Any]) -> list[tuple[str, CacheSlot, Hashable]]:
+    def settle(self, known: dict[int, Any], adopt: Adopt) -> list[tuple[str, CacheSlot, Hashable]]:
         """(path, slot, key before the call) of the caches whose functions are known still. What is left in `made` then is no state."""
         looked = [c for number, c in self._found.items() if c.looked and known.get(number) is c.function]
-        return [(f"cache of {c.function.path}", c.slot, key) for c in looked if (key := c.settle())[1]]
+        return [(f"cache of {c.function.path}", c.slot, key) for c in looked if (key := c.settle(adopt))[1]]
 
 
 def holds_fake(value: Any, seen: set[int] | None = None) -> bool:

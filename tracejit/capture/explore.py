@@ -178,7 +178,7 @@ class Explorer:
         if kind in DESCRIPTORS:
             return [part for name in DESCRIPTORS[kind] if leads_on(part := getattr(obj, name))]
         if kind is CACHED_FUNCTION:
-            return self.state.caches.look(record)
+            return self.state.caches.look(record, self.state.adopt)
         if kind is weakref.ref:
             return [self.state.register_slot(GetSlot(obj, "()", _referent), f"{record.path}()")]
         if kind is contextvars.ContextVar:

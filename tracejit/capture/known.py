@@ -57,7 +57,7 @@ class KnownState:
         self.objects: dict[int, Known] = {}
         self.containers: dict[int, Any] = {}
         self.functions: dict[int, list[types.FunctionType]] = {}   # by id of the code
-        self.caches = Caches(self.adopt)                           # of functions under lru_cache
+        self.caches = Caches()                                     # of functions under lru_cache
         self.arguments: set[int] = set()                           # of objects that the caller takes apart
         self.counted: dict[tuple[int, str], Known] = {}            # attributes that code counts in
         self._tensors: dict[int, tuple[Any, Any, str]] = {}        # tensor, slot, path
@@ -189,7 +189,7 @@ class KnownState:
 
     def settle_caches(self) -> None:
         """What caches kept is guarded at the end, when all that the call met is known."""
-        found = [Location(*kept) for kept in self.caches.settle(self.objects)]
+        found = [Location(*kept) for kept in self.caches.settle(self.objects, self.adopt)]
         self.locations[:] = [*(l for l in self.locations if not isinstance(l.slot, CacheSlot)), *found]
         for made in self.caches.made.values():                 # no cache keeps them: they are the call's own
             self._disown(made.result, made.slot)

@@ -314,7 +314,7 @@ class StateReads:
 
     def _leave(self, frame: types.FrameType, code: CodeFacts, value: Any) -> None:
         if id(code.code) in self.state.caches.codes:
-            self.state.caches.note_made(code.code, value)          # state from here on, for all frames
+            self.state.caches.note_made(code.code, value, self.state.adopt)          # state from here on, for all frames
             for known, _ in watched_above(frame, self._outside):
                 self.explore(known, (value,), *self._names(known))
         if is_tensor(value):
