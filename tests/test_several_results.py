@@ -304,3 +304,27 @@ def test_views_of_views_among_the_results(way):
             (seen, gradients), (got_seen, got) = outcome(function, way), outcome(compiled, way)
             assert str(got_seen) == str(seen)
             assert all((a is None) == (b is None) and (a is None or torch.allclose(a, b)) for a, b in zip(gradients, got))
+
+
+def test_hooks_of_views_that_one_call_makes():
+    def of_a_result(w):
+        h = w * 2
+        first, last = h.chunk(2)
+        return h, first, last
+
+    def of_an_argument_and_one_further(w):
+        first, last = w.chunk(2)
+        return first, last, last * 2
+
+    for program in (of_a_result, of_an_argument_and_one_further):
+        called = []
+        compiled = tracejit.jit(program, fallback="error")
+        for function in (program, compiled, compiled):
+            seen = []
+            results = function(leaf())
+            for n, r in enumerate(results):
+                r.register_hook(lambda g, n=n: seen.append((n, g is None)))
+            results[-1].sum().backward()
+            called.append(seen)
+        assert called[0] == called[1] == called[2] and any(none for _, none in called[0])
+        assert compiled.replayed_because == ""

@@ -23,21 +23,22 @@ class ResultView:
     source: int
     steps: tuple[tuple[BoundSymbol, Optional[int]], ...]
 
-    def maker(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        calls = [_call(b, number) for b, number in self.steps]
+    def maker(self) -> Callable[[torch.Tensor, dict], torch.Tensor]:
+        """Makes the view of a tensor. The dict has what the calls gave, so that views of one call have one node of the graph."""
+        calls = [(b, _call(b), number) for b, number in self.steps]
 
-        def make(t: torch.Tensor) -> torch.Tensor:
-            for call in calls:
-                t = call(t)
+        def make(t: torch.Tensor, made: dict[BoundSymbol, Any]) -> torch.Tensor:
+            for b, call, number in calls:
+                if b not in made:
+                    made[b] = call(t)
+                t = made[b] if number is None else made[b][number]
             return t
         return make
 
 
-def _call(b: BoundSymbol, number: Optional[int]) -> Callable[[torch.Tensor], torch.Tensor]:
+def _call(b: BoundSymbol) -> Callable[[torch.Tensor], Any]:
     at = next(k for k, a in enumerate(b.args) if isinstance(a, TensorProxy))
     before, after = b.args[:at], b.args[at + 1:]
-    if number is not None:
-        return lambda t: b.sym.fn(*before, t, *after, **b.kwargs)[number]
     return lambda t: b.sym.fn(*before, t, *after, **b.kwargs)
 
 
@@ -65,9 +66,11 @@ def result_views(forward: Trace, outputs: tuple, differentiable: tuple[int, ...]
 
 
 def led_through(outputs: tuple, every: tuple[int, ...], views: dict[int, ResultView]) -> set[int]:
-    """The views, by their first position, through which the history of a result that is no view leads."""
+    """The views, by their first position, through which the history of a result that is no view leads; and those made with them."""
     before = computed_from([outputs[k] for k in every]) if views else []
-    return {every[m] for k, found in zip(every, before) if k not in views for m in found if every[m] in views}
+    inner = {every[m] for k, found in zip(every, before) if k not in views for m in found if every[m] in views}
+    calls = {b for k in inner for b, number in views[k].steps if number is not None}
+    return inner | {k for k, v in views.items() if any(b in calls for b, _ in v.steps)}
 
 
 def _way(p: TensorProxy, makers: dict[TensorProxy, BoundSymbol], ends: dict) -> Optional[tuple[TensorProxy, tuple]]:

@@ -145,11 +145,11 @@ def _viewing(views: tuple[ResultView, ...], grad: bool, run: Callable) -> Callab
     makers = [(v.positions, v.source, _under([] if grad else [torch.enable_grad], v.maker())) for v in views]
 
     def viewing(*inputs: torch.Tensor) -> tuple:
-        outputs = list(run(*inputs))
+        outputs, made = list(run(*inputs)), {}
         for positions, source, make in makers:
-            made = make(inputs[source] if source >= 0 else outputs[-1 - source])
+            view = make(inputs[source] if source >= 0 else outputs[-1 - source], made)
             for k in positions:
-                outputs[k] = made
+                outputs[k] = view
         return tuple(outputs)
     return viewing
 

@@ -64,7 +64,7 @@ class Differentiable:
         if any([inputs[k].retains_grad for k in self.written]) or not all([may_take_history(inputs[k]) for k in views]):
             return self.replay.run(*inputs)                    # autograd takes these to a new history for ops alone, or refuses to
         call = Call(self, inputs, views)
-        made: dict[int, torch.Tensor] = {}
+        made: dict[Any, Any] = {}                              # results by their number, and what makers of views called
         came = {k: AsItCame.apply(inputs[k]) for k in self.late.union(views)}
         for k in self.joint.severed:
             inputs[k].detach_()
@@ -73,7 +73,7 @@ class Differentiable:
                 call.outputs = list(self.forward(*inputs))
         for part in self.parts:
             for n, source, make in part.views:
-                made[n] = make(inputs[source] if source >= 0 else made[-1 - source])
+                made[n] = make(inputs[source] if source >= 0 else made[-1 - source], made)
             written = [inputs[k] for k in part.rebased.values() if k not in views]
             targets = [made[-1 - t] if t < 0 else came.get(t, inputs[t]) for t in part.targets] or [_NOTHING]
             if written and call.outputs is not None:
