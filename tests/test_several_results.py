@@ -328,3 +328,21 @@ def test_hooks_of_views_that_one_call_makes():
             called.append(seen)
         assert called[0] == called[1] == called[2] and any(none for _, none in called[0])
         assert compiled.replayed_because == ""
+
+
+def test_a_view_of_a_result_that_is_written_since_has_the_history_that_autograd_makes_anew():
+    def program(w):
+        h = w * 1
+        view = h.mT
+        h.mul_(2)
+        return h, view, view.exp()
+
+    compiled = tracejit.jit(program, fallback="error", executors=["torch"])
+    for asked in (1, 2):
+        gradients = []
+        for function in (program, compiled, compiled):
+            results = function(leaf())
+            assert results[1].grad_fn.name() == "AsStridedBackward0"
+            gradients.append(torch.autograd.grad(results[asked].sum(), results[0])[0])
+        assert [g.stride() for g in gradients] == [(15, 5, 1)] * 3 and torch.equal(gradients[0], gradients[2])
+    assert compiled.replayed_because == ""

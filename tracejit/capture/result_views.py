@@ -10,6 +10,7 @@ from typing import Any, Callable, Optional
 import torch
 
 from ..ir.proxy import TensorProxy
+from ..ir.symbol import aten_symbol
 from ..ir.trace import BoundSymbol, Trace
 from .histories import computed_from
 
@@ -49,15 +50,18 @@ def result_views(forward: Trace, outputs: tuple, differentiable: tuple[int, ...]
     """
     makers = {o: b for b in forward.bound_symbols for o in b.tensor_outputs if o not in b.tensor_args}
     ends: dict[TensorProxy, int] = {p: k for k, p in enumerate(forward.inputs)}
-    roots = {p.storage for p in forward.inputs}
+    roots = dict.fromkeys((p.storage for p in forward.inputs), None)
+    told = {w.storage: n for n, b in enumerate(forward.bound_symbols) for w in b.told}
     found = []
     for k in sorted(differentiable, key=lambda k: outputs[k]._is_view()):       # what is viewed comes first
         p = forward.output[k]
         if p.storage not in roots:
-            roots.add(p.storage)
+            roots[p.storage] = None if outputs[k]._is_view() else p
             ends.setdefault(p, -1 - k)
             continue
         way = _way(p, makers, ends)
+        if way is not None and told.get(p.storage, -1) > forward.bound_symbols.index(way[1][-1][0]):
+            way = _by_strides(p, roots[p.storage]) or way
         if way is not None:
             positions = tuple(n for n, o in enumerate(outputs) if o is outputs[k])
             found.append(ResultView(positions, ends[way[0]], way[1]))
@@ -71,6 +75,14 @@ def led_through(outputs: tuple, every: tuple[int, ...], views: dict[int, ResultV
     inner = {every[m] for k, found in zip(every, before) if k not in views for m in found if every[m] in views}
     calls = {b for k in inner for b, number in views[k].steps if number is not None}
     return inner | {k for k, v in views.items() if any(b in calls for b, _ in v.steps)}
+
+
+def _by_strides(p: TensorProxy, base: Optional[TensorProxy]) -> Optional[tuple[TensorProxy, tuple]]:
+    """The way to a view whose base was written since: autograd makes its history anew, as that of `as_strided`."""
+    if base is None or base.offset or p.reading != base.reading:
+        return None
+    call = BoundSymbol(aten_symbol(torch.ops.aten.as_strided.default), (base, list(p.shape), list(p.stride), p.offset), {}, p)
+    return base, ((call, None),)
 
 
 def _way(p: TensorProxy, makers: dict[TensorProxy, BoundSymbol], ends: dict) -> Optional[tuple[TensorProxy, tuple]]:
