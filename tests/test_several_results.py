@@ -344,5 +344,5 @@ def test_a_view_of_a_result_that_is_written_since_has_the_history_that_autograd_
             results = function(leaf())
             assert results[1].grad_fn.name() == "AsStridedBackward0"
             gradients.append(torch.autograd.grad(results[asked].sum(), results[0])[0])
-        assert [g.stride() for g in gradients] == [(15, 5, 1)] * 3 and torch.equal(gradients[0], gradients[2])
+        assert [g.stride() for g in gradients] == [(5, 1)] * 3 and torch.equal(gradients[0], gradients[2])
     assert compiled.replayed_because == ""
