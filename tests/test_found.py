@@ -113,6 +113,16 @@ def test_data_of_python_is_a_constant_through_as_tensor():
     assert_parity(lambda x: x + torch.as_tensor([1.0, 2.0]), lambda: [ones()])
 
 
+def test_names_of_a_tensor_are_those_that_eager_lists():
+    def program(x):
+        made = x + 1
+        made.mark = 1
+        listed = [name for t in (x, made) for name in dir(t)]
+        return made * len(listed), listed
+
+    assert jit(program)(ones())[1] == program(ones())[1]
+
+
 def test_nested_tensors_run_eagerly():
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     with pytest.warns(tracejit.FallbackWarning):

@@ -94,6 +94,16 @@ class Fakes:
             return None
         raise UnsupportedError("_base is no argument of the function: pass it, or ask outside", where=str(where()))
 
+    def names(self, t: torch.Tensor) -> list[str]:
+        """`dir(t)`, without the names that only fakes have."""
+        t = t if not is_fake(t) else self.real_of(t) if self.real_of(t) is not None else t
+        with unseen_by_function_modes():
+            found = torch.Tensor.__dir__(t)
+        if not is_fake(t):
+            return found
+        own = {name for _, fake in self._of.values() for name in vars(fake)}
+        return [name for name in found if hasattr(torch.Tensor, name) or name in vars(t) and name not in own]
+
     def forget(self) -> None:
         """Let go of the real tensors: what outlives the capture keeps none alive."""
         self._of, self._back = {}, {}

@@ -125,6 +125,8 @@ class FunctionLevel(TorchFunctionMode):
             return self._host_value(func, args[0])
         if func is _T._is_view or func == _BASE_GET:
             return (self.fakes.is_view if func is _T._is_view else self.fakes.base)(self._fake(args[0]), self.host_reads, user_line)
+        if func is _T.__dir__:
+            return self.fakes.names(args[0])
         if func is _T.__hash__:
             return id(args[0])                                 # dictionaries keyed by tensors are keyed by the real ones
         if func is _T.untyped_storage:
@@ -154,8 +156,7 @@ class FunctionLevel(TorchFunctionMode):
         recorder.makes_constants = func not in _MAY_SHARE_MEMORY or isinstance(args[0], (*PLAIN, list, tuple))
         modes, self.inside = current_modes(), self.inside + 1
         try:
-            out = (self._data_set(*args) if func == _DATA_SET else
-                   self._run(func, args, kwargs, calls_back))
+            out = self._data_set(*args) if func == _DATA_SET else self._run(func, args, kwargs, calls_back)
             self._record(func, (names, now, flat, spec), out, first, modes)
         finally:
             self.inside -= 1
@@ -310,8 +311,7 @@ class RecordedStorage:
         return self
 
     def __getattr__(self, name: str) -> Any:
-        raise UnsupportedError(f"untyped_storage().{name} needs real memory: do it outside of the jitted function",
-                               where=str(user_line()))
+        raise UnsupportedError(f"untyped_storage().{name} needs real memory: do it outside of the jitted function", where=str(user_line()))
 
 
 _local = threading.local()
