@@ -410,3 +410,16 @@ def test_a_kernel_that_only_stores_is_called():
         program(want, b)
         jitted(a, b)
         assert torch.equal(a, want)
+
+
+@pytest.mark.parametrize("program", [lambda a: F.batch_norm(a, a[0], a[1], training=True),
+                                     lambda a: (F.batch_norm(b := a * 2, b[0], b[1], training=True), b),
+                                     lambda a: F.batch_norm(a, a[0], a[1], weight=a[2], bias=a[3], training=True),
+                                     lambda a: (F.batch_norm(a, m := torch.zeros(3), m, training=True), m)])
+def test_running_statistics_that_are_rows_of_what_is_normalized_or_each_other(program):
+    compiled = jit(program)
+    for _ in range(2):
+        a = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
+        b = a.clone()
+        torch.testing.assert_close(compiled(a), program(b))
+        torch.testing.assert_close(a, b)

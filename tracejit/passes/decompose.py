@@ -19,6 +19,7 @@ from ..errors import TraceError
 from ..ir import prims
 from ..ir.alike import metadata_key
 from ..ir.printer import bound_symbol_text
+from ..ir.memory import overlaps
 from ..ir.proxy import TensorConstant, TensorProxy, contiguous_stride, is_proxy, proxy_of
 from ..ir.results import told
 from ..ir.symbol import SCHEMAS_THAT_LIE, Symbol, aten_symbol
@@ -52,9 +53,18 @@ def _by(rules: dict[Any, Callable], trace: Trace) -> Trace:
 
 
 def _fits(b: BoundSymbol) -> bool:
-    """Rules are written for real numbers, and for at least one of them."""
+    """Rules are written for real numbers, and for at least one of them; not for statistics that are rows of what is normalized."""
+    if b.sym.overload in SCHEMAS_THAT_LIE and _writes_operands(b):
+        return False
     return not any(isinstance(a, TensorConstant) for a in b.flat_args) and not any(
         p.dtype.is_complex or p.neg or not p.numel for p in (*b.tensor_args, *b.tensor_outputs[:1]))
+
+
+def _writes_operands(b: BoundSymbol) -> bool:
+    """Does a call write memory that it takes as another argument, too? Which it reads first is the kernel's choice."""
+    flat, written = b.flat_args, b.sym.written(b.args, b.kwargs)
+    return any(isinstance(a, TensorProxy) and k != n and a.storage == flat[n].storage and overlaps(a.bytes, flat[n].bytes)
+               for n in written for k, a in enumerate(flat))
 
 
 class Names:
