@@ -37,6 +37,7 @@ INVARIANTS = {
     "the decomposition of ... makes": "a decomposition that gives other shapes is a fault of its own",
     "set_ to a storage from outside": "storages in a recording stand for memory of its own",
     "as_strided: ... bytes of a storage": "eager raises an error of its own",
+    "a result is computed from one that is a view of a view, and not": "a history leads through what is viewed, or is made by strides",
     "it views bytes as another dtype": "a view costs no call, and is not told of",
 }
 

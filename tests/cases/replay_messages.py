@@ -231,15 +231,6 @@ def result_of_a_view_and_of_what_is_made_with_it(x, y):
     return h, v, z, v.sum() * z
 
 
-@replayed
-def result_of_a_view_of_a_view_of_what_was_written(x, y):
-    h = x * y
-    column = h.view(3, 1)
-    v = column[1:]
-    h.mul_(2)
-    return h, column, v, v.exp()
-
-
 @advised
 def results_of_copies_of_views(x, y):
     k = x * y

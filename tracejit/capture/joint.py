@@ -256,7 +256,8 @@ class Recording:
         except (UnsupportedError, *NEEDS_DATA) as error:
             raise NoSplit.of(error) from error
         except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError) as error:
-            raise NoSplit(f"the backward pass raises {type(error).__name__}: {error}", where=user_frame(error)) from error
+            raise NoSplit(f"the backward pass raises {type(error).__name__}, as it will when it is called: mend it, or detach the results. "
+                          f"{error}", where=user_frame(error)) from error
         finally:
             for hook in hooks:
                 hook.remove()
