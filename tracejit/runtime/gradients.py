@@ -17,7 +17,7 @@ from ..errors import EagerRefuses, UnsupportedError
 from ..executors.compile_lock import CompileLock
 from ..ir.proxy import TensorProxy
 from ..ir.trace import Trace
-from ..torch_private import autocast_is_on, graph_is_kept, node_of_its_own, set_versions
+from ..torch_private import autocast_is_on, bare_apply, graph_is_kept, node_of_its_own, set_versions
 from .program import Program
 
 _lock = CompileLock()
@@ -70,7 +70,7 @@ class Differentiable:
             inputs[k].detach_()
         if self.parts[0].views:                                # of what the program leaves: autograd tells views by versions
             with torch.no_grad():
-                call.outputs = list(self.forward(*inputs))
+                call.run()
         for part in self.parts:
             for n, source, make in part.views:
                 made[n] = make(inputs[source] if source >= 0 else made[-1 - source], made)
@@ -78,7 +78,7 @@ class Differentiable:
             targets = [made[-1 - t] if t < 0 else came.get(t, inputs[t]) for t in part.targets] or [_NOTHING]
             if written and call.outputs is not None:
                 _before_it_is_dirty(*written)
-            results = _Function.apply(call, part, *targets, *written)
+            results = _apply(call, part, *targets, *written)
             if len(results) > 1:                               # autograd calls hooks of the results that are reached, not of all
                 results = map(node_of_its_own, results)
             made.update(zip(part.tangents, results))
@@ -92,8 +92,7 @@ class Differentiable:
                 call.ctx.versions = [t._version for t in call.ctx.watched]
         for n in self.joint.retained:
             made[n].retain_grad()
-        outputs = call.outputs[:self.results]
-        call.outputs = call.ctx = None
+        outputs, call.outputs, call.extra, call.ctx = call.outputs, None, (), None
         for position, n in self.positions:
             outputs[position] = made[n]
         return tuple(outputs)
@@ -264,11 +263,21 @@ def _attached(view: torch.Tensor, computed: torch.Tensor) -> torch.Tensor:
 class Call:
     """One forward call on its way through the Functions: the program's inputs go in, its outputs come out."""
 
-    __slots__ = ("of", "inputs", "views", "outputs", "ctx")
+    __slots__ = ("of", "inputs", "views", "outputs", "extra", "given", "came", "ctx")
 
     def __init__(self, of: Differentiable, inputs: tuple, views: list[int]) -> None:
         """`views`: the written inputs that are views; autograd takes them to their history one by one."""
         self.of, self.inputs, self.views, self.outputs, self.ctx = of, inputs, views, None, None
+
+    def run(self) -> None:
+        """The whole program. `extra`: what it makes besides results; `given`, `came`: what a second derivative needs of its inputs."""
+        of, inputs = self.of, self.inputs
+        made = of.forward(*inputs)
+        extra = [torch.tensor(t, dtype=torch.float64) if type(t) is float else t for t in made[of.results:]]     # numbers
+        self.extra = [t.detach() if t._is_view() else t for t in extra]  # autograd tells no history of a view that a function makes
+        self.outputs = list(made[:of.results])
+        self.given = [t if t.is_leaf and t.requires_grad else weakref.ref(t) for t in inputs] if of.repeatable else []
+        self.came = [t._version for t in inputs] if of.repeatable else []
 
 
 class _Function(torch.autograd.Function):
@@ -278,10 +287,8 @@ class _Function(torch.autograd.Function):
     def forward(ctx: Any, call: Call, part: Part, *targets_and_written: torch.Tensor) -> tuple:
         of, inputs = call.of, call.inputs
         if call.outputs is None:
-            call.outputs = list(of.forward(*inputs))
-        made = call.outputs
-        extra = [torch.tensor(t, dtype=torch.float64) if type(t) is float else t for t in made[of.results:]]     # numbers
-        extra = [t.detach() if t._is_view() else t for t in extra]       # autograd tells no history of a view that this function makes
+            call.run()
+        made, extra = call.outputs, call.extra
         shared = [*[extra[k] for _, k in part.shared], *[extra[of.kept + n] for n in part.checked]]
         if part.several:                                       # each result by itself, which autograd does not know
             ctx.watched = [t.detach() if t.grad_fn is not None else t for t in shared]
@@ -290,8 +297,7 @@ class _Function(torch.autograd.Function):
         ctx.own = [extra[k] for _, k in part.own]
         ctx.set_materialize_grads(False)
         ctx.of, ctx.part, ctx.inner, ctx.held, ctx.spent, call.ctx = of, part, (), (), 0, ctx
-        ctx.inputs = [t if t.is_leaf and t.requires_grad else weakref.ref(t) for t in inputs] if of.repeatable else []
-        ctx.came = [t._version for t in inputs] if of.repeatable else []
+        ctx.inputs, ctx.came = call.given, call.came
         written = {n: inputs[k] for n, k in part.rebased.items() if k not in call.views}
         ctx.written = len(written)
         if written:
@@ -319,6 +325,9 @@ class _Function(torch.autograd.Function):
         kept = part.merged(ctx.own, saved)
         _used_up(ctx, reached)
         return (None, None, *(part.gradients(kept, tangents) or (None,)), *[None] * ctx.written)
+
+
+_apply = bare_apply(_Function)
 
 
 def _unwritten(ctx: Any, reached: int) -> Sequence[torch.Tensor]:
