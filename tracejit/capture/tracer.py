@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import keyword
+import re
 import sys
 import threading
 from contextlib import contextmanager
@@ -210,7 +211,7 @@ class _Capture:
         return InputSource(STATE, location=location), location.path
 
     def unique(self, path: str) -> str:
-        name = "".join(c if c.isalnum() else "_" for c in path).strip("_") or "x"
+        name = re.sub(r"\W", "_", path).strip("_") or "x"
         name = f"in_{name}" if name[0].isdigit() or keyword.iskeyword(name) or _looks_internal(name) else name
         candidate, n = name, 1
         while candidate in self.taken:

@@ -117,7 +117,7 @@ class BoundSymbol:
         flat = self.flat_args
         return [flat[i] for i in self.sym.written(self.args, self.kwargs) if isinstance(flat[i], TensorProxy)]
 
-    @property
+    @cached_property
     def told(self) -> list[TensorProxy]:
         """Of these, those that autograd is told of: their versions go up."""
         if self.is_region:
