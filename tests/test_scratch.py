@@ -61,3 +61,19 @@ def test_dense_strides_are_told_for_other_sizes():
         larger = torch.empty([(20, 1, 30)[d] for d in order]).permute([order.index(d) for d in range(3)])
         assert stride[0] == larger.stride(0) and stride[2] == larger.stride(2)
     assert scratch._strides_in_order((4, 3), (6, 1), (4, 3)) is None
+
+
+def test_a_fake_that_tells_other_dims_than_the_kernel_makes_is_not_believed():
+    """torch's decomposition of the loss gives the loss of a single row a dim."""
+    target = torch.tensor([1, -1, 0])
+    eager, jitted = torch.randn(2, 3)
+    eager.requires_grad_(), jitted.copy_(eager.detach()).requires_grad_()
+
+    def loss(x):
+        return torch.nn.functional.multilabel_margin_loss(x, target, reduction="none") * 2
+    with pytest.warns(tracejit.FallbackWarning, match="multilabel_margin_loss_forward.default makes a tensor of 1 dims"):
+        result = tracejit.jit(loss)(jitted)
+    torch.testing.assert_close(result, loss(eager))
+    result.backward()
+    loss(eager).backward()
+    torch.testing.assert_close(jitted.grad, eager.grad)

@@ -548,3 +548,10 @@ def target_that_is_no_class():
 @use
 def probability_above_one():
     without_kernels(lambda x, t: functional.binary_cross_entropy(x * 2, t), torch.ones(3), torch.ones(3))
+
+
+# ------------------------------------------------------------ fakes that tell other dims than the kernel makes
+
+@use
+def loss_of_one_row():
+    tracejit.jit(lambda x, t: functional.multilabel_margin_loss(x, t, reduction="none"), fallback="error")(torch.ones(3), torch.tensor([1, -1, 0]))

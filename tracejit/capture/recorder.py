@@ -216,7 +216,7 @@ class Recorder(TorchDispatchMode):
                 raise_if_eager_refuses(func, before, spec, written)
             out = self._on_fakes(func, *call, before, spec)
             if not sym.moves_metadata:
-                raise_if_no_kernel(sym, before, spec)
+                raise_if_no_kernel(sym, before, spec, out)
             if not written and layout_is_uncertain(sym, [p for p in before if isinstance(p, TensorProxy) and not p.number]):
                 self._take_real_strides(sym, before, spec, out)
         except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):

@@ -11,6 +11,7 @@ from typing import Any, Hashable, Optional
 import torch
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
+from ..errors import UnsupportedError
 from ..ir import prims
 from ..ir.proxy import TensorProxy, contiguous_stride, is_racy, layout_is_ambiguous, some_number
 from ..ir.symbol import LAYOUTS_THAT_LIE, Symbol
@@ -156,21 +157,23 @@ def _kind(a: Any) -> Hashable:
 _taken: set[Hashable] = set()        # signatures that the real kernels are known to take
 
 
-def _ask(sym: Symbol, before: list, spec: Any) -> None:
-    """Run it on a few elements of each; where it dislikes that, and a pointwise op does not by its nature, on all of them."""
+def _ask(sym: Symbol, before: list, spec: Any) -> Any:
+    """What it makes of a few elements of each; where it dislikes that, and a pointwise op does not by its nature, of all of them."""
     try:
-        run_on_scratch(sym.fn, before, spec, tiny=True)
+        return run_on_scratch(sym.fn, before, spec, tiny=True)[1]
     except NotImplementedError:
         raise                                                  # no kernel for these dtypes, whatever the sizes
     except (RuntimeError, ValueError, TypeError, IndexError):
         dislikes_zeros = sym.may_raise([torch.int64])
         rare = any(isinstance(a, TensorProxy) and (a.dtype.is_complex or a.dtype is torch.bool or 0 in a.shape) for a in before)
         if not dislikes_zeros and (sym.pointwise or rare or sym.packet.startswith("_foreach")):
-            run_on_scratch(sym.fn, before, spec)
+            return run_on_scratch(sym.fn, before, spec)[1]
+    return None
 
 
-def raise_if_no_kernel(sym: Symbol, before: list, spec: Any) -> None:
-    """Fakes take dtypes that the real kernel refuses, and scalars that these do not hold: ask it once for each op and dtypes."""
+def raise_if_no_kernel(sym: Symbol, before: list, spec: Any, out: Any) -> None:
+    """Fakes take dtypes that the real kernel refuses, and scalars that these do not hold, and some tell another number of dims or
+    another dtype than it gives: ask it once for each op and dtypes. out: what fakes make of the call."""
     if not _may_run(sym) or any(isinstance(a, (torch.Generator, torch.UntypedStorage)) for a in before):
         return
     key = (sym.overload, tuple((a.dtype, len(a.shape), 0 in a.shape) if isinstance(a, TensorProxy) else _kind(a) for a in map(some_number, before)))
@@ -179,9 +182,17 @@ def raise_if_no_kernel(sym: Symbol, before: list, spec: Any) -> None:
     with real_tensors():
         state = torch.get_rng_state() if sym.random else None
     try:
-        _ask(sym, before, spec)
+        made = _ask(sym, before, spec)
     finally:
         if state is not None:
             with real_tensors():
                 torch.set_rng_state(state)
+    for told, real in zip(_kinds(out), _kinds(made)):          # of fewer elements it may make fewer tensors
+        if told != real:
+            raise UnsupportedError(f"fake tensors say that {sym.name} makes a tensor of {told}, and it makes one of {real}: "
+                                   "call it outside of the jitted function")
     _taken.add(key)
+
+
+def _kinds(made: Any) -> list[str]:
+    return [f"{t.dim()} dims, {t.dtype}" for t in tree_leaves(made) if isinstance(t, torch.Tensor)]
