@@ -238,8 +238,7 @@ class _Capture:
             effects.append(StateEffect(write, self.take(write.value, outputs), start, len(outputs)))
         if self.level.checkpointed and (effects or any(b.written or b.sym.random for b in self.level.recorder.bound_symbols)):
             raise UnsupportedError("checkpoint runs a function again in backward that writes or draws random numbers: "
-                                   "leave "
-                                   "checkpoint out; the option recompute='always' spares memory")
+                                   "leave checkpoint out; the option recompute='always' spares memory")
         because, unnamed, grads, spent = self.replay_reason(), "", (), ()
         if self.level.unnamed:
             unnamed = f"Nor can the call run as recorded: {self.level.unnamed}"
