@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 
 from .capture.fakes import is_fake
 from .capture.inputs import CallInputs
+from .capture.lines import placing
 from .capture.tracer import Capture, capture
 from .capture.variables import variables
 from .codegen.cuda_source import CudaSource
@@ -154,7 +155,7 @@ def lower(fn: Callable, *args: Any, device: str = "cuda", arch: str = "sm_90", s
                          "jit makes those of the CPU: jfn.kernels")
     nvrtc.options_for(arch)
     fn = getattr(fn, "__wrapped__", fn)
-    with torch.no_grad():
+    with torch.no_grad(), placing(fn):
         captured = capture(fn, CallInputs(*_without_data((args, kwargs))), getattr(fn, "__name__", "program"))
         for warned in captured.warned:
             warned.raise_anew(stack_level)

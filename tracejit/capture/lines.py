@@ -9,7 +9,8 @@ import re
 import sys
 import traceback
 import types
-from typing import Callable, Iterable, Optional
+from contextlib import contextmanager
+from typing import Callable, Iterable, Iterator, Optional
 
 import torch
 
@@ -65,6 +66,16 @@ def stored_at(calls: Iterable[BoundSymbol], storage: int, last: bool = False) ->
     """`file:line` of the first call, or of the last, that writes this memory, or ""."""
     found = [str(b.source) for b in calls if any(w.storage == storage for w in b.written)]
     return found[-1 if last else 0] if found else ""
+
+
+@contextmanager
+def placing(fn: Callable) -> Iterator[None]:
+    """Where an UnsupportedError names no line, it names that of the function."""
+    try:
+        yield
+    except UnsupportedError as error:
+        error.place(defined_at(fn))
+        raise
 
 
 class StateError(UnsupportedError):

@@ -7,6 +7,7 @@ from typing import Any, Callable
 import torch
 
 from ..capture.inputs import CallInputs
+from ..capture.lines import placing
 from .fx import functional_trace, graph_module
 
 
@@ -38,6 +39,7 @@ def functionalize(fn: Callable, *, write_backs: bool = True) -> Callable[..., to
     def on_arguments(*args: Any, **kwargs: Any) -> torch.fx.GraphModule:
         call = CallInputs(args, kwargs)
         name = getattr(fn, "__name__", type(fn).__name__)
-        captured, trace = functional_trace(fn, call, name if name.isidentifier() else "program")
-        return graph_module(fn, captured, trace, call, write_backs)
+        with placing(fn):
+            captured, trace = functional_trace(fn, call, name if name.isidentifier() else "program")
+            return graph_module(fn, captured, trace, call, write_backs)
     return on_arguments
