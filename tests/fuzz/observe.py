@@ -94,11 +94,14 @@ class Observer:
         """Run backward from what is differentiable in a result; gradients show on the leaves.
 
         way: "together", from the sum of all; "each", one after another; "twice"; "hooks", from the last alone, with hooks on all;
-        "written", from each after the first was written; "detached", from each after the arguments were detached in place.
+        "written", from each after the first was written; "overwritten", from each after the arguments were; "detached", from each
+        after these were detached in place; "retained", from the last, which leaves gradients of all; "among", the gradients of the
+        others from the last.
         """
         tensors = [leaf for _, leaf in leaves_of(result, "") if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         tensors = list({id(t): t for t in tensors}.values())
         called: list[int] = []
+        found: Any = []
         error = None
         try:
             for n, t in enumerate(tensors if way == "hooks" else ()):
@@ -106,14 +109,23 @@ class Observer:
             with torch.no_grad():
                 tensors[0].add_(1) if way == "written" and tensors else None
             arguments = [t for name, value in self.watched.items() if name.startswith("argument") for _, t in leaves_of(value, "")]
+            arguments = [t for t in arguments if isinstance(t, torch.Tensor)]
             for t in arguments if way == "detached" else ():
-                t.detach_() if isinstance(t, torch.Tensor) and not t._is_view() and not t.is_leaf else None
-            for loss in _losses([t for t in tensors if t.requires_grad], way):
+                t.detach_() if not t._is_view() and not t.is_leaf else None
+            with torch.no_grad():
+                for t in arguments if way == "overwritten" else ():
+                    t.add_(1) if t.is_floating_point() else None
+            for t in tensors if way == "retained" else ():
+                t.retain_grad()
+            if way == "among" and len(tensors) > 1:
+                found = torch.autograd.grad(_losses(tensors, way)[-1], tensors[:-1], allow_unused=True)
+            for loss in () if way == "among" else _losses([t for t in tensors if t.requires_grad], way):
                 loss.backward()
+            found = [t.grad for t in tensors] if way == "retained" else found
         except RuntimeError as raised:
             error = raised
         if tensors:
-            self._record(f"backward {self.calls - 1}", {"hooks called": sorted(called)}, error)
+            self._record(f"backward {self.calls - 1}", {"hooks called": sorted(called), "gradients": found}, error)
 
     def finish(self) -> list[Moment]:
         self._record("the end", {}, None)
@@ -130,9 +142,9 @@ class Observer:
 
 def _losses(tensors: list[torch.Tensor], way: str) -> list[torch.Tensor]:
     terms = [torch.view_as_real(t).sum() if t.is_complex() else t.sum() for t in tensors]
-    if way in ("each", "written", "detached"):
+    if way in ("each", "written", "overwritten", "detached"):
         return terms
-    if way == "hooks":
+    if way in ("hooks", "retained", "among"):
         return terms[-1:]
     return [sum(terms[1:], terms[0])] * (2 if way == "twice" else 1) if terms else []
 
