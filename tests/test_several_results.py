@@ -346,3 +346,17 @@ def test_a_view_of_a_result_that_is_written_since_has_the_history_that_autograd_
             gradients.append(torch.autograd.grad(results[asked].sum(), results[0])[0])
         assert [g.stride() for g in gradients] == [(5, 1)] * 3 and torch.equal(gradients[0], gradients[2])
     assert compiled.replayed_because == ""
+
+
+def test_a_write_to_what_a_call_on_lists_keeps():
+    def program(h, x):
+        return torch._foreach_mul([h, x], 2)[1]
+
+    compiled = tracejit.jit(program, fallback="error")
+    for function in (program, compiled, compiled):
+        h, x = leaf() * 1, leaf(seed=1)
+        doubled = function(h, x)
+        with torch.no_grad():
+            h.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            doubled.sum().backward()

@@ -297,6 +297,11 @@ def result_without_a_derivative_that_leads_nowhere(x, y):
 
 
 @replayed
+def products_of_lists(x, y):
+    return torch._foreach_mul([x, y], 2)
+
+
+@replayed
 def product_of_elements(x, y):
     return (x * y).prod()
 

@@ -361,13 +361,18 @@ def refuse_hooks_on_results(recording: Recording, hooked: list[torch.Tensor]) ->
             raise NoSplit("a result has a hook: register it with what the call gives", where=recording.asked_at[id(t)])
 
 
-def refuse_derivatives_by_value(recording: Recording) -> None:
-    """NoSplit if the history has a node whose recorded formula is not the one that eager would choose."""
+def refuse_derivatives(recording: Recording) -> None:
+    """NoSplit if the history has a node whose recorded formula is not the one that eager would choose, or that does not say what it
+    keeps: a write to that has to raise."""
     for node in nodes(*(recording.outputs[k].grad_fn for k in recording.differentiable)):
+        why = ""
         if node.name().startswith(_CHOOSES_BY_VALUE) or _sums_what_is_selected(node):
+            why = f"the formula of its gradient ({node.name()}) depends on values: compute it outside of the jitted function"
+        if node.name().startswith("Foreach"):
+            why = f"what {node.name()} keeps is not told: call the operation on each tensor of the list"
+        if why:
             made = [recording.recorder.proxy(t) for t, _ in recording.recorder.kept if t.grad_fn is node]
-            raise NoSplit(f"the formula of its gradient ({node.name()}) depends on values: compute it outside of the jitted function",
-                          where=made_at(recording.forward.bound_symbols, made[0]) if made else "")
+            raise NoSplit(why, where=made_at(recording.forward.bound_symbols, made[0]) if made else "")
 
 
 def _sums_what_is_selected(node: Any) -> bool:

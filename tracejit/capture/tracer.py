@@ -31,7 +31,7 @@ from .gradients_inside import refuse_hidden_hooks, used_up
 from .histories import MADE_HERE, Start, history
 from .hook import set_profile
 from .inputs import CallInputs, any_overlap, argument_names
-from .joint import Joint, NoSplit, Recording, refuse_derivatives_by_value, refuse_hooks_on_results, refuse_what_aliases
+from .joint import Joint, NoSplit, Recording, refuse_derivatives, refuse_hooks_on_results, refuse_what_aliases
 from .lines import defined_at, made_at, stored_at, user_frame
 from .modes import global_settings, refuse_changed_settings, restore_settings
 from .numbers import Number, NumberNode, number_of
@@ -286,7 +286,7 @@ class _Capture:
                 raise NoSplit("an argument that may be a view at a later call is written with history: write to a copy",
                               where=stored_at(ops.bound_symbols, storage))
             refuse_what_aliases(recording)
-            refuse_derivatives_by_value(recording)
+            refuse_derivatives(recording)
             refuse_hooks_on_results(recording, level.hooked)
             joint = None
             if recording.differentiable:
