@@ -10,14 +10,14 @@ import gc
 import inspect
 import types
 from dataclasses import dataclass
-from typing import Any, Callable, Hashable, Iterator
+from typing import Any, Callable, Hashable
 
 from ..errors import UnsupportedError
 from .fakes import is_fake
 from .frames import is_library_file
 from .lines import StateError
-from .numbers import Number
 from .keys import MISSING, PLAIN, contents, freeze, freeze_key, instance_dict, is_container
+from .numbers import Number
 from .state import ItemSlot, Namespace
 
 Adopt = Callable[[Any, str, Any], None]          # says of a value that it is state: at a path, and a slot
@@ -28,18 +28,29 @@ class Results(dict):
     """Results of one cache, by number."""
 
 
-def kept_results(function: Any) -> Iterator[tuple[Any, Any]]:
-    """(key, result) of all that the cache keeps."""
-    held = gc.get_referents(function)
+def _cache_of(function: Any, held: list) -> dict:
     names = instance_dict(function)
-    cache = [h for h in held if type(h) is dict and h is not names][-1]       # results may be among those before it
-    if function.cache_info().maxsize is None:
-        yield from list(cache.items())
-        return
-    link = type(next(iter(cache.values()), None))              # a link leads to its key, its result and its class, in this order
-    ends = [at for at, h in enumerate(held) if h is link][:len(cache)]
-    for at in ends:
-        yield held[at - 2], held[at - 1]
+    return [h for h in held if type(h) is dict and h is not names][-1]        # results may be among those before it
+
+
+def _link() -> type:
+    """The class of what the dictionary of a bounded cache holds: each leads to its key, its result and this class, in this order."""
+    bounded = functools.lru_cache(1)(lambda: None)
+    bounded()
+    return type(next(iter(_cache_of(bounded, gc.get_referents(bounded)).values())))
+
+
+_LINK = _link()
+
+
+def kept_results(function: Any) -> tuple[list, list]:
+    """The keys and the results of all that the cache keeps."""
+    held = gc.get_referents(function)
+    cache = _cache_of(function, held)
+    if type(next(iter(cache.values()), None)) is not _LINK:
+        return list(cache), list(cache.values())
+    first, end = (1, 1 + 3 * len(cache)) if held[3] is _LINK else (0, 3 * len(cache))
+    return held[first:end:3], held[first + 1:end:3]
 
 
 def _frozen(key: Any) -> Hashable:
@@ -49,30 +60,50 @@ def _frozen(key: Any) -> Hashable:
     return freeze_key(key)
 
 
+def _is_plain(key: Any) -> bool:
+    return type(key) in PLAIN or type(key) is tuple and all(map(_is_plain, key))
+
+
 class CacheSlot:
     """What the cache of a function keeps under `keys`, as `Results`.
 
     A plain result that gave way to others in a full cache is taken for the same: the function would give it again.
     """
 
-    __slots__ = ("space", "keys", "plain")
+    __slots__ = ("space", "keys", "plain", "_held")
 
     def __init__(self, space: Namespace) -> None:
         self.space = space
         self.keys: dict[Hashable, int] = {}                    # their numbers
-        self.plain: dict[int, Any] = {}
+        self.plain: dict[int, Any] = {}                        # results by number
+        self._held: dict[int, Any] = {}                        # the keys by their ids, in the order of numbers; none but plain ones
 
     @property
     def name(self) -> Hashable:
         return tuple(self.keys)
 
+    def add(self, key: Any, result: Any) -> int:
+        """Gives the key a number."""
+        number = self.keys[_frozen(key)] = len(self.keys)
+        if _is_plain(key):
+            self._held[id(key)] = key
+        if type(result) in PLAIN:
+            self.plain[number] = result
+        return number
+
     def read(self, roots: Any = None) -> Any:
         function = self.space.owner()
         if function is None:
             return MISSING
-        kept = {_frozen(key): result for key, result in kept_results(function)}
-        info = function.cache_info()
-        others = self.plain if info.currsize == info.maxsize else {}
+        keys, results = kept_results(function)
+        if len(self._held) == len(self.keys):
+            try:
+                by_id = dict(zip(map(id, keys), results))
+                return Results(zip(self.keys.values(), [by_id[number] for number in self._held]))
+            except KeyError:
+                pass                                           # what gave way may have come back
+        kept = dict(zip(map(_frozen, keys), results))
+        others = self.plain if len(keys) == function.cache_info().maxsize else {}
         found = ((n, kept.get(key, others.get(n, MISSING))) for key, n in self.keys.items())
         return Results((n, result) for n, result in found if result is not MISSING)
 
@@ -89,28 +120,27 @@ class CachedResults:
 
     def look(self, adopt: Adopt) -> list[Any]:
         """All that the cache keeps; what is new is adopted."""
-        self.looked, found = True, []
-        for key, result in kept_results(self.function.obj) if self.watched else ():
-            if (frozen := _frozen(key)) not in self.slot.keys:
-                self._add(frozen, result, adopt)
-            found.append(result)
-        return found
+        self.looked = True
+        for key, result in self._new():
+            self._add(key, result, adopt)
+        return kept_results(self.function.obj)[1] if self.watched else []
 
-    def _add(self, key: Hashable, result: Any, adopt: Adopt) -> None:
-        number = self.slot.keys[key] = len(self.slot.keys)
+    def _new(self) -> list[tuple[Any, Any]]:
+        kept = zip(*kept_results(self.function.obj)) if self.watched else ()
+        return [(key, result) for key, result in kept if _frozen(key) not in self.slot.keys]
+
+    def _add(self, key: Any, result: Any, adopt: Adopt) -> None:
+        number = self.slot.add(key, result)
         made = self.made.pop(id(result), None)
         if made is not None:
             made.slot.__init__(self.slot, number, True)
         else:
             adopt(result, f"{self.function.path}()", ItemSlot(self.slot, number, True))
         self._expected.append((freeze(number), freeze(result) if made is None else made.key))
-        if type(result) in PLAIN:
-            self.slot.plain[number] = result
 
     def settle(self, adopt: Adopt) -> Hashable:
         """The key of what the cache kept when it was met. UnsupportedError for results that nothing led to before."""
-        unseen = [result for key, result in kept_results(self.function.obj) if self.watched and _frozen(key) not in self.slot.keys
-                  and id(result) not in self.made and (type(result) not in PLAIN or holds_fake(result))]
+        unseen = [r for _, r in self._new() if id(r) not in self.made and (type(r) not in PLAIN or holds_fake(r))]
         if unseen:
             if not self._expected or any(map(holds_fake, unseen)):
                 self.function.obj.cache_clear()

@@ -80,7 +80,7 @@ class Explorer:
         names = instance_dict(module)
         for name in code.names:
             value = without_hearing(names.get(name, MISSING))
-            if issubclass(type(value), _REPLACEABLE) or type(value) in _NUMBERS_AND_TEXTS:
+            if issubclass(type(value), _REPLACEABLE) or type(value) in _NUMBERS_AND_TEXTS and not name.startswith("__"):
                 key = (id(names), name)
                 if not self.state.registered(key):
                     slot = NameSlot(self.state.space_of(module), name)

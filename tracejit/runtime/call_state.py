@@ -17,8 +17,7 @@ from typing import Any, Hashable, Optional
 import torch
 
 from ..capture.guards import ARGUMENT, NUMBER, STATE, Group
-from ..capture.known import HEAP_TYPE
-from ..capture.keys import MISSING, PLAIN, freeze, freeze_key, instance_dict, is_placed, safe_key
+from ..capture.keys import HEAP_TYPE, MISSING, PLAIN, freeze, freeze_key, instance_dict, is_placed, safe_key
 from ..capture.state import CellSlot, ClassSlot, CodeSlot, NameSlot, Namespace, SpaceSlot
 from ..capture.state_checks import make_check
 
