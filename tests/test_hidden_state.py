@@ -7,6 +7,7 @@ from __future__ import annotations
 import array
 import contextvars
 import ctypes
+import enum
 import fractions
 import functools
 import gc
@@ -495,6 +496,74 @@ def a_thread_is_started():
         thread.join()
         return x * 2
     return f, nothing, lambda: found
+
+
+# ------------------------------------------------------------ arguments
+
+def appended(x, push):
+    push(len(x))
+    return x * 2
+
+
+def summed(x, numbers):
+    return x * float(sum(numbers))
+
+
+def grown(x, found):
+    found.add(len(found) + 1)
+    return x * len(found)
+
+
+def read(x, names):
+    return x * names["n"]
+
+
+def argument_cases():
+    """(name, function, argument, change, state), made anew."""
+    items, names, found, numbers = [], {"n": 1}, {1}, np.ones(2)
+    ints, data, proxied = array.array("i", [0, 1]), bytearray(b"ab"), {"n": 0}
+    yield "method of a list", appended, items.append, nothing, lambda: items
+    yield "values", summed, names.values(), lambda k: names.update(n=k), nothing
+    yield "set", grown, found, nothing, lambda: found
+    yield "numpy", summed, numbers, lambda k: numbers.__setitem__(0, k), nothing
+    yield "array", summed, ints, lambda k: ints.__setitem__(0, k), nothing
+    yield "view of bytes", summed, memoryview(data), lambda k: data.__setitem__(0, k), nothing
+    yield "proxy", read, types.MappingProxyType(proxied), lambda k: proxied.update(n=k), nothing
+
+
+@pytest.mark.parametrize("number", range(len(list(argument_cases()))), ids=[case[0] for case in argument_cases()])
+def test_what_an_argument_holds_is_what_it_holds_now(number):
+    def told(compile):
+        _, f, argument, change, state = list(argument_cases())[number]
+        jitted = compile(f)
+        return calls(lambda x: jitted(x, argument), change, state)
+    assert told(lambda f: tracejit.jit(f, fallback="error")) == told(lambda f: f)
+
+
+@pytest.mark.parametrize("wrap", [lambda i: i, lambda i: [i], lambda i: {"i": i}])
+def test_an_iterator_among_the_arguments_is_refused_before_it_moves(wrap):
+    numbers = iter([1, 2, 3])
+    with pytest.raises(tracejit.UnsupportedError, match="argument 0, a list_iterator that was made before it"):
+        tracejit.jit(lambda x, i: (x, i), fallback="error")(torch.ones(3), wrap(numbers))
+    assert next(numbers) == 1
+
+
+class Mode(enum.Enum):
+    ONE = 1
+    TWO = 2
+
+
+class Linked:
+    def __init__(self):
+        self.me, self.n = self, 3
+
+
+def test_arguments_that_lead_back_to_themselves():
+    jitted = tracejit.jit(lambda x, mode, linked: x * mode.value * linked.me.n, fallback="error")
+    linked = Linked()
+    for mode in (Mode.ONE, Mode.TWO, Mode.ONE):
+        assert jitted(torch.ones(3), mode, linked).tolist() == [mode.value * 3] * 3
+    assert jitted.cache_info().hits == 1
 
 
 def test_a_dict_that_gets_its_first_tensor_is_no_reason_to_compile_at_every_call():

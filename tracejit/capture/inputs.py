@@ -47,7 +47,8 @@ class CallInputs:
     @cached_property
     def roots(self) -> dict:
         """The arguments as `StateReads` labels them: for state that is found through them."""
-        return {"args": self.args, "kwargs": self.kwargs, **dict(enumerate(self.tensors))}
+        objects = {f"argument {k}": o for k, o in enumerate(self.objects)}
+        return {"args": self.args, "kwargs": self.kwargs, **dict(enumerate(self.tensors)), **objects}
 
     def _key(self, spec: Hashable) -> Hashable:
         seen: dict[int, int] = {}
@@ -130,9 +131,16 @@ def argument_names(fn: Callable, call: CallInputs) -> list[str]:
     except (TypeError, ValueError):
         parameters = []
     names: dict[int, str] = {}
+    opened: set[int] = set()
+
+    def opens(x: Any) -> bool:
+        if id(x) in opened or not hasattr(x, "__dict__") or isinstance(x, (torch.nn.Module, type)):
+            return False
+        opened.add(id(x))
+        return True
     for k, (label, value) in enumerate([*enumerate(call.args), *call.kwargs.items()]):
         label = label if isinstance(label, str) else parameters[k] if k < len(parameters) else f"arg{k}"
-        for leaf in flatten(value, lambda x: hasattr(x, "__dict__") and not isinstance(x, torch.nn.Module))[0]:
+        for leaf in flatten(value, opens)[0]:
             if isinstance(leaf, torch.Tensor):
                 names.setdefault(id(leaf), label)
     return [names.get(id(t), "arg") for t in call.tensors]

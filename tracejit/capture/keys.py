@@ -69,6 +69,13 @@ def bound_to(value: Any) -> Any:
     return MISSING if owner is None or issubclass(type(owner), (type, types.ModuleType)) else owner
 
 
+def is_contents(value: Any) -> bool:
+    """Is this nothing but what it holds, which may change: not told by its identity?"""
+    kind = type(value)
+    return (is_container(value) or kind in VIEWS or issubclass(kind, BUFFERS) or is_numpy(value) or bound_to(value) is not MISSING
+            or bool(hidden(value)))
+
+
 def is_iterator(value: Any) -> bool:
     """A generator, or an iterator in C: reading moves it, and where it stands cannot be seen or put back."""
     kind = type(value)

@@ -33,7 +33,7 @@ from .known import Known, KnownState
 from .lines import StateError, read_at, written_at
 from .locations import Location
 from .sites import attribute_at, evaluate
-from .keys import HEAP_TYPE, MISSING, PLAIN, contents, instance_dict, is_container, is_tensor
+from .keys import HEAP_TYPE, MISSING, PLAIN, contents, instance_dict, is_container, is_contents, is_tensor
 from .state import GetSlot, ItemSlot, RootSlot
 
 _BY_NAME = (getattr, hasattr, setattr, delattr)
@@ -74,7 +74,9 @@ class StateReads:
         self._tensors = 0
         self._hook = self._on_event
         for value, path in roots:
-            self.state.adopt(value, path, RootSlot(path) if is_container(value) else None)
+            self.state.adopt(value, path, RootSlot(path) if is_contents(value) else None)
+            if is_contents(value):
+                self.state.register(("root", path), RootSlot(path), path, value, value)
         self._adopt_function(fn)
 
     def _adopt_function(self, fn: Any) -> None:
