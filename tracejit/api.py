@@ -391,7 +391,7 @@ def explain(fn: Callable, *args: Any, **kwargs: Any) -> Explanation:
         eager = str(error)
     guards = [line for table in fresh._tables.values() for line in table.describe()]
     executors = [e for e in asked(known.options.executors, known.options.executor_options) if e is not TORCH]
-    return explanation(known.name, eager, fresh.last_traces, executors, guards, max(known.cache_info().entries, 1), True)
+    return explanation(known.name, eager, fresh.last_traces, executors, guards, max(known.cache_info().entries, 1), True, fresh.replayed_because)
 
 
 def bisect(fn: Callable, *args: Any, **kwargs: Any) -> Optional[Difference]:

@@ -229,6 +229,22 @@ def advice_where_nothing_is_captured():
     return tracejit.explain(lambda x: x.tolist(), x())
 
 
+def hooked(y):
+    z = y.sin() * 2
+    z.register_hook(lambda g: g)
+    return z
+
+
+@advised
+def advice_where_the_call_is_replayed():
+    return tracejit.explain(hooked, x().requires_grad_())
+
+
+@use
+def summary_where_the_call_is_replayed():
+    return str(tracejit.explain(hooked, x().requires_grad_())).split("\n\nguards")[0]
+
+
 @advised
 def advice_where_one_op_runs_often():
     return tracejit.explain(lambda x: x.sort().values.sort().values.sort().values.sort().values, x())

@@ -37,7 +37,8 @@ class Copy:
 class Explanation:
     """`str` gives text, a notebook shows tables. `traces`: one per stage; empty when the call ran eagerly.
 
-    eager: why the call ran eagerly, "" when it did not. guards: the Python state that the compiled entry assumes.
+    eager: why the call ran eagerly, "" when it did not; replayed: why it runs as recorded, call by call. guards: the Python state
+    that the compiled entry assumes.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Explanation:
     guards: tuple[str, ...]
     entries: int
     seconds: dict[str, float] = field(default_factory=dict)    # of a launch, by kernel
+    replayed: str = ""
 
     @property
     def advice(self) -> list[str]:
@@ -75,6 +77,8 @@ class Explanation:
     def summary(self) -> str:
         if self.eager:
             return f"runs eagerly: {self.eager}"
+        if self.replayed:
+            return f"runs as recorded, call by call: {self.replayed}"
         single = _counted(sum(u.count for u in self.unfused), "call")
         return (f"{_counted(len(self.kernels), 'kernel')}, {single} one by one, {_counted(len(self.copies), 'write')}, "
                 f"{_counted(self.entries, 'compiled entry', 'compiled entries')}")
@@ -99,13 +103,13 @@ class Explanation:
 
 
 def explanation(name: str, eager: str, traces: Sequence[Trace], executors: Sequence[Executor], guards: Sequence[str],
-                entries: int, measure: bool) -> Explanation:
+                entries: int, measure: bool, replayed: str) -> Explanation:
     """From what one compile left. measure: time every kernel on made-up inputs."""
     kernels = tuple(kernels_of(list(traces)))
-    final = traces[-1].bound_symbols if traces and not eager else ()
+    final = traces[-1].bound_symbols if traces and not (eager or replayed) else ()
     seconds = {k.name: k.seconds() for k in kernels if k.shows_source} if measure else {}
     return Explanation(name, eager, tuple(traces), kernels, tuple(_unfused(final, executors)), tuple(_copies(final)),
-                       tuple(guards), entries, seconds)
+                       tuple(guards), entries, seconds, replayed)
 
 
 def _unfused(calls: Sequence[BoundSymbol], executors: Sequence[Executor]) -> Iterator[Unfused]:
@@ -131,12 +135,14 @@ def _copies(calls: Sequence[BoundSymbol]) -> Iterator[Copy]:
 def _advice(e: Explanation) -> Iterator[str]:
     if e.eager:
         yield f"the call cannot be captured, so nothing is compiled: {e.eager}"
+    if e.replayed:
+        yield f"the call runs as recorded, so nothing is fused: {e.replayed}"
     if e.entries > 8:
         yield f"{e.entries} entries: arguments or state keep changing; `cache_info().retraces` says which"
     for u in e.unfused:
         if u.count >= 4:
             yield f"{u.op} runs {u.count} times one by one ({', '.join(u.lines[:3])}): {u.why}"
-    if e.traces and not e.kernels and not e.eager:
+    if e.traces and not (e.kernels or e.eager or e.replayed):
         yield "nothing is fused: see `one by one` for the reasons"
 
 
