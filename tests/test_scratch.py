@@ -77,3 +77,10 @@ def test_a_fake_that_tells_other_dims_than_the_kernel_makes_is_not_believed():
     result.backward()
     loss(eager).backward()
     torch.testing.assert_close(jitted.grad, eager.grad)
+
+
+def test_a_gradient_that_the_kernel_leaves_out_is_no_other_tensor():
+    weight = torch.ones(8, requires_grad=True)                 # the one that is asked for, of three
+    jitted = tracejit.jit(lambda x, mean, var, w: torch.nn.functional.batch_norm(x, mean, var, w, training=True), fallback="error")
+    jitted(torch.randn(4, 8, 5), torch.zeros(8), torch.ones(8), weight)
+    assert jitted.replayed_because == ""

@@ -187,12 +187,12 @@ def raise_if_no_kernel(sym: Symbol, before: list, spec: Any, out: Any) -> None:
         if state is not None:
             with real_tensors():
                 torch.set_rng_state(state)
-    for told, real in zip(_kinds(out), _kinds(made)):          # of fewer elements it may make fewer tensors
-        if told != real:
-            raise UnsupportedError(f"fake tensors say that {sym.name} makes a tensor of {told}, and it makes one of {real}: "
-                                   "call it outside of the jitted function")
+    for told, real in zip(tree_leaves(out), tree_leaves(made)):          # of fewer elements it may make fewer tensors, or none
+        if isinstance(told, torch.Tensor) and isinstance(real, torch.Tensor) and _kind_of(told) != _kind_of(real):
+            raise UnsupportedError(f"fake tensors say that {sym.name} makes a tensor of {_kind_of(told)}, and it makes one of "
+                                   f"{_kind_of(real)}: call it outside of the jitted function")
     _taken.add(key)
 
 
-def _kinds(made: Any) -> list[str]:
-    return [f"{t.dim()} dims, {t.dtype}" for t in tree_leaves(made) if isinstance(t, torch.Tensor)]
+def _kind_of(t: torch.Tensor) -> str:
+    return f"{t.dim()} dims, {t.dtype}"
