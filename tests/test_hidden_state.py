@@ -14,6 +14,8 @@ import gc
 import hashlib
 import math
 import queue
+import re
+import struct
 import threading
 import types
 import warnings
@@ -414,6 +416,12 @@ def test_a_fraction_at_the_address_of_one_that_is_gone_is_another():
         held.by = None
         held.by = fractions.Fraction(k)
         assert jitted(torch.ones(3)).tolist() == [k] * 3
+
+
+@kept(hits=4)
+def methods_of_values_in_c_are_called():
+    layout, pattern = struct.Struct("<i"), re.compile("a+")
+    return (lambda x: x * layout.unpack(b"\3\0\0\0")[0] * len(pattern.findall("abaa"))), nothing, nothing
 
 
 @refused("the memory of closure numbers, a array")

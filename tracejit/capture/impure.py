@@ -22,7 +22,7 @@ _HARMLESS = frozenset({"fspath", "getpid", "sched_getaffinity", "cpu_count"})
 
 
 # Modules in C of which the objects are values, are watched, or (locks) are left as they were; torch's and numpy's have rules of their own.
-_SEEN_MODULES = frozenset({"builtins", "collections", "array", "functools", "_operator", "types", "_thread", "weakref", "torch", "numpy"})
+_SEEN_MODULES = frozenset({"builtins", "collections", "array", "functools", "_operator", "_struct", "types", "_thread", "weakref", "torch", "numpy"})
 _SEEN = (contextvars.ContextVar, contextvars.Token, torch.Tensor)
 
 
