@@ -13,9 +13,12 @@ import functools
 import gc
 import hashlib
 import math
+import os
+import pathlib
 import queue
 import re
 import struct
+import tempfile
 import threading
 import types
 import warnings
@@ -470,6 +473,17 @@ def test_an_iterator_in_something_else_is_refused(hold):
     found = hold(iter([1, 2, 3]))
     with pytest.raises(tracejit.UnsupportedError, match="made before"):
         tracejit.jit(lambda x: (x, found), fallback="error")(torch.ones(3))
+
+
+@refused("depends on or acts upon the world outside: stat")
+def a_file_may_be_there():
+    folder = tempfile.TemporaryDirectory()
+    path = pathlib.Path(folder.name) / "flag"
+    name = str(path)
+
+    def f(x, keep=folder):
+        return x * 2 if os.path.exists(name) else x
+    return f, lambda k: k == 2 and path.touch(), nothing
 
 
 @refused("depends on or acts upon the world outside: put")

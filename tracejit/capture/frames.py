@@ -122,8 +122,23 @@ def watched_above(frame: types.FrameType, outside: types.FrameType | None) -> It
         outer = outer.f_back
 
 
+def _is_of_paths(filename: str) -> bool:
+    """A module behind `os.path`; some are frozen into Python."""
+    name = os.path.basename(filename).strip("<>").removeprefix("frozen ").removesuffix(".py")
+    return name in ("genericpath", "posixpath", "ntpath") and filename.startswith(("<frozen", *_STDLIB))
+
+
+def is_torchs_look(frame: types.FrameType) -> bool:
+    """Does torch look at files here, through `os.path` and for its own ends?"""
+    if not _is_of_paths(frame.f_code.co_filename):
+        return False
+    while facts(frame).kind == GLUE:
+        frame = frame.f_back
+    return facts(frame).kind == SKIP
+
+
 def _code_kind(filename: str) -> int:
-    if filename in ("<frozen os>", "<frozen _collections_abc>"):
+    if filename in ("<frozen os>", "<frozen _collections_abc>") or _is_of_paths(filename):
         return GLUE
     if filename.startswith("<"):
         return SKIP if filename.startswith(("<frozen", "<__array", "<state check>")) else WATCH
