@@ -360,3 +360,16 @@ def test_a_write_to_what_a_call_on_lists_keeps():
             h.add_(1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             doubled.sum().backward()
+
+
+def test_a_write_to_the_one_view_of_a_call_that_may_make_several():
+    def program(w):
+        return w.exp()[-1:].unbind()[0]
+
+    compiled = tracejit.jit(program, fallback="error")
+    for function in (program, compiled, compiled):
+        result = function(leaf())
+        with torch.no_grad():
+            result.add_(1)
+        with pytest.raises(RuntimeError, match="is a view and its base or another view"):
+            result.is_leaf

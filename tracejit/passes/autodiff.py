@@ -78,11 +78,11 @@ def split(trace: Trace, results: int, tangents: tuple[TensorProxy, ...], saved: 
 
 
 def refuse_several_views(recorded: Trace, results: tuple[int, ...]) -> None:
-    """UnsupportedError for a result that is one of several views made by one call: autograd refuses writes to it."""
+    """UnsupportedError for a result that is a view of those made by one call, though it be one: autograd refuses writes to it."""
     aliases = Aliases(recorded)
     for k in results:
         for step in aliases.chain(recorded.output[k]):
-            if step.call is not None and len(step.call.tensor_outputs) > 1:
+            if step.call is not None and isinstance(step.call.output, (list, tuple)):
                 raise UnsupportedError(f"a result is one of the views that {step.call.sym.name} makes: return a copy, as .clone() makes one",
                                        where=str(step.call.source))
 
