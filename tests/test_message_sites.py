@@ -35,7 +35,6 @@ INVARIANTS = {
     "... was not kept for backward": "the call catches it, and makes the tangents fit",
     "more gradients than before": "the call catches it, and makes the tangents fit",
     "the decomposition of ... makes": "a decomposition that gives other shapes is a fault of its own",
-    "a result is computed from one that is a view of a": "a view of what was written since is told anew, by strides, of what is left",
     "set_ to a storage from outside": "storages in a recording stand for memory of its own",
     "as_strided: ... bytes of a storage": "eager raises an error of its own",
     "a result is computed from one that is a view of a view, and not": "a history leads through what is viewed, or is made by strides",
