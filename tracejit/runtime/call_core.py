@@ -8,7 +8,6 @@ means: C remembers. Without a compiler, or where `call_layout` finds something e
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 import threading
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ import torch
 
 from ..capture.guards import Group
 from ..capture.inputs import CallInputs
+from ..executors.compile_lock import CompileLock
 from ..executors.kernel_cache import CompilerError, PartInC
 from ..executors.launch import LAUNCHER
 from ..torch_private import LIBRARIES, keyset_of
@@ -31,8 +31,7 @@ _LINK = ("-O1", "-fno-tree-vectorize", "-Wl,--no-as-needed", f"-L{LIBRARIES}", "
 _MISSED = sys.intern("_missed")
 _HERE = Path(__file__).parent
 _CORE = PartInC(_HERE / "call_key.c", _HERE / "call_core.c", more=_LINK)
-_lock = threading.RLock()
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+_lock = CompileLock()
 
 
 class _Value(ctypes.Structure):
