@@ -27,7 +27,7 @@ from .ir.trace import Trace
 from .options import Options, log_topics, make_options
 from .pipeline import lower
 from .runtime.call_core import Calls, called_in_c, hits, paused
-from .executors.compile_lock import CompileLock
+from .executors.compile_lock import compile_lock
 from .runtime.entry import Entry, make_entry, trimmed
 from .runtime.program import stack_level
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:                                              # opened when the
     from .inspection.explain import Explanation
     from .inspection.kernels import Kernel
 
-_capture_lock = CompileLock()
+_capture_lock = compile_lock()
 
 
 @dataclass(frozen=True)

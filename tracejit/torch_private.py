@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import (DataDependentOutputException, Dynamic
 
 from .torch_deferred import converted, defer_imports
 
-__all__ = ["FakeTensor", "FakeTensorMode", "NEEDS_DATA", "MISSING"]
+__all__ = ["FakeTensor", "FakeTensorMode", "NEEDS_DATA", "MISSING", "converted"]
 
 NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)
 MISSING: list[str] = []

@@ -22,7 +22,7 @@ from ..ir import prims
 from ..ir.proxy import layout_is_ambiguous
 from ..ir.symbol import Symbol
 from ..ir.trace import NOWHERE, BoundSymbol, SourceLine
-from ..torch_private import (DISTRIBUTED_WRAPPERS, function_modes_see, saved_tensor_hooks, set_grad_mode, tensor_set,
+from ..torch_private import (function_modes_see, saved_tensor_hooks, set_grad_mode, tensor_set,
                              unseen_by_function_modes)
 from .handlers import OWN_PATH, refuse_exception_handlers
 from .fakes import Fakes, is_fake, real_tensors
@@ -34,6 +34,7 @@ from .recorder import Recorder, current_modes
 from .sites import compared_at
 from .keys import MISSING
 from .structure import PLAIN
+from .while_captured import WhileCaptured, distributed_wrappers_refused
 
 _T = torch.Tensor
 
@@ -315,8 +316,6 @@ class RecordedStorage:
 
 
 _local = threading.local()
-_patch_lock = threading.Lock()
-_patched = 0
 _apply, _set, _has = torch.autograd.Function.__dict__["apply"], tensor_set, torch.overrides.has_torch_function
 
 
@@ -376,45 +375,25 @@ def _is_set_to(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 @contextmanager
-def distributed_wrappers_refused() -> Iterator[None]:
-    """A module that is wrapped for several processes runs collectives in hooks that no trace shows."""
-    found = [(getattr(sys.modules[module], kind), method) for module, kind, method in DISTRIBUTED_WRAPPERS if module in sys.modules]
-    before = [getattr(kind, method) for kind, method in found]
-    for (kind, method), original in zip(found, before):
-        setattr(kind, method, _refusing(kind.__name__, original))
-    try:
-        yield
-    finally:
-        for (kind, method), original in zip(found, before):
-            setattr(kind, method, original)
-
-
-def _refusing(name: str, original: Callable) -> Callable:
-    @functools.wraps(original)
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        if active() is None:
-            return original(*args, **kwargs)
-        raise UnsupportedError(f"{name} runs collectives of its own: jit the module that it wraps instead", where=str(user_line()))
-    return refuse
-
-
-@contextmanager
 def function_level(level: FunctionLevel) -> Iterator[None]:
-    """Run with `level` on. What no mode can override (`Function.apply`, `Tensor.set_`), or what shows the mode to the
-    program (`has_torch_function`), is wrapped meanwhile."""
-    global _patched
-    with _patch_lock:
-        _patched += 1
-        torch.autograd.Function.apply, torch.Tensor.set_ = classmethod(_recorded_apply), _recorded_set
-        torch.overrides.has_torch_function = _has_torch_function
+    """Run with `level` on, where WRAPPED is."""
     _local.level = level
     try:
-        with distributed_wrappers_refused(), level.fakes.mode, level.recorder, level:
+        with distributed_wrappers_refused(active), level.fakes.mode, level.recorder, level:
             yield
     finally:
         _local.level = None
-        with _patch_lock:
-            _patched -= 1
-            if not _patched:
-                torch.autograd.Function.apply, torch.overrides.has_torch_function = _apply, _has
-                del torch.Tensor.set_
+
+
+def _wrap() -> None:
+    torch.autograd.Function.apply, torch.Tensor.set_ = classmethod(_recorded_apply), _recorded_set
+    torch.overrides.has_torch_function = _has_torch_function
+
+
+def _unwrap() -> None:
+    torch.autograd.Function.apply, torch.overrides.has_torch_function = _apply, _has
+    del torch.Tensor.set_
+
+
+# What no mode can override (`Function.apply`, `Tensor.set_`), or what shows the mode to the program (`has_torch_function`).
+WRAPPED = WhileCaptured(_wrap, _unwrap)

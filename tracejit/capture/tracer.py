@@ -23,7 +23,7 @@ from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol, Trace
 from ..torch_private import functorch_level, unseen_by_function_modes
 from .fakes import NEEDS_DATA, Fakes, is_fake, quiet_logs, unsupported_tensor
-from .function_level import FunctionLevel, RecordedStorage, function_level
+from .function_level import WRAPPED, FunctionLevel, RecordedStorage, function_level
 from .changing import Places
 from .collector import collector_paused
 from .guards import ARGUMENT, GRAD, NUMBER, STATE, Guards, InputSource
@@ -39,7 +39,7 @@ from .reads import StateReads
 from .recorder import Recorder, current_modes
 from .result_views import ResultView
 from .structure import PLAIN, Structure, flatten
-from .warned import Hearing, Warned, hearing
+from .warned import WARN, Hearing, Warned, hearing
 
 AUTOGRAD = "autograd"
 
@@ -152,7 +152,7 @@ class _Capture:
 
     def record(self) -> Any:
         try:
-            with collector_paused(), self.reads, function_level(self.level), hearing(self.hearing):
+            with collector_paused(), WRAPPED.on(), WARN.on(), self.reads, function_level(self.level), hearing(self.hearing):
                 self.hook = sys.getprofile()
                 return self.fn(*self.given[0], **self.given[1])
         except NEEDS_DATA as e:
@@ -330,7 +330,7 @@ class _Capture:
             def run(recorder: Recorder, backward: Callable[[], list]) -> list:
                 self.level.recorder, self.level.on_new_input, self.level.in_backward = recorder, recorder.on_new_input, True
                 recorder.source = self.level.line_of_call
-                with function_level(self.level), hearing(self.hearing):
+                with WRAPPED.on(), WARN.on(), function_level(self.level), hearing(self.hearing):
                     sys.setprofile(hook)
                     try:
                         return backward()

@@ -18,6 +18,7 @@ from ..errors import UnsupportedError
 from .frames import where
 from .handlers import OWN_PATH, is_user_file
 from .recorder import Recorder
+from .while_captured import WhileCaptured
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +89,7 @@ class Hearing:
         return self.level.recorder.refused
 
 
-_local, _lock, _patched = threading.local(), threading.Lock(), 0
+_local = threading.local()
 _warn = warnings.warn
 
 
@@ -107,20 +108,23 @@ def without_hearing(value: Any) -> Any:
 
 @contextmanager
 def hearing(heard: Hearing) -> Iterator[None]:
-    """`warnings.warn` of this thread goes to `heard`."""
-    global _patched
-    with _lock:
-        _patched += 1
-        warnings.warn = _heard_warn if warnings.warn is _warn else warnings.warn       # not what somebody put there
+    """`warnings.warn` of this thread goes to `heard`, where WARN is on."""
     _local.hearing, before = heard, getattr(_local, "hearing", None)
     try:
         yield
     finally:
         _local.hearing = before
-        with _lock:
-            _patched -= 1
-            if not _patched and warnings.warn is _heard_warn:
-                warnings.warn = _warn
+
+
+def _listen() -> None:
+    warnings.warn = _heard_warn if warnings.warn is _warn else warnings.warn       # not what somebody put there
+
+
+def _listen_no_more() -> None:
+    warnings.warn = _warn if warnings.warn is _heard_warn else warnings.warn
+
+
+WARN = WhileCaptured(_listen, _listen_no_more)
 
 
 def _in_dispatch(frame: Optional[FrameType]) -> bool:

@@ -18,14 +18,14 @@ from typing import Any, Callable, Iterator, Optional, Sequence, Union
 
 from ..codegen.cpu import with_helpers
 from ..codegen.source import together
-from .compile_lock import CompileLock
+from .compile_lock import compile_lock
 from .compiler import FLAGS, Building, CompilerError, HungCompiler, NoCompiler, begin, compiler, machine, machine_flags
 from .disk_cache import DiskCache
 
 __all__ = ["CompilerError", "HungCompiler", "KernelCache", "Library", "NoCompiler", "PartInC", "compiler", "machine"]
 
 
-_lock = CompileLock()        # one for all caches: what a fork waits for lives as long as the process
+_lock = compile_lock()        # one for all caches: what a fork waits for lives as long as the process
 
 
 def _processors() -> int:
@@ -187,7 +187,7 @@ class PartInC:
 
     def __init__(self, *files: Path, more: tuple[str, ...] = ()) -> None:
         self.files, self.more = files, more
-        self._lock = CompileLock()
+        self._lock = compile_lock()
         self._cache: Optional[KernelCache] = None
         self._path: Optional[Path] = None
         self._building: Optional[Building] = None

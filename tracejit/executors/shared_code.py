@@ -15,11 +15,11 @@ from typing import Optional, Sequence
 from ..codegen.sizes import Parted, parted
 from ..codegen.source import Source
 from ..ir.trace import BoundSymbol
-from .compile_lock import CompileLock
+from .compile_lock import compile_lock
 
 Positions = frozenset[int]
 MOST_PLACES, MOST_FORMS = 1024, 16       # that are remembered: what is forgotten costs a run of the compiler
-_lock = CompileLock()
+_lock = compile_lock()
 
 
 @dataclass(frozen=True)

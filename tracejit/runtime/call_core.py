@@ -19,7 +19,7 @@ import torch
 
 from ..capture.guards import Group
 from ..capture.inputs import CallInputs
-from ..executors.compile_lock import CompileLock
+from ..executors.compile_lock import compile_lock
 from ..executors.kernel_cache import CompilerError, PartInC
 from ..executors.launch import LAUNCHER
 from ..torch_private import LIBRARIES, keyset_of
@@ -31,7 +31,7 @@ _LINK = ("-O1", "-fno-tree-vectorize", "-Wl,--no-as-needed", f"-L{LIBRARIES}", "
 _MISSED = sys.intern("_missed")
 _HERE = Path(__file__).parent
 _CORE = PartInC(_HERE / "call_key.c", _HERE / "call_core.c", more=_LINK)
-_lock = CompileLock()
+_lock = compile_lock()
 
 
 class _Value(ctypes.Structure):

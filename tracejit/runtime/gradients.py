@@ -14,13 +14,13 @@ from ..capture.fakes import AsItCame, may_take_history
 from ..capture.gradients_inside import USED_UP
 from ..capture.joint import Joint, Layout, NoSplit
 from ..errors import EagerRefuses, UnsupportedError
-from ..executors.compile_lock import CompileLock
+from ..executors.compile_lock import compile_lock
 from ..ir.proxy import TensorProxy
 from ..ir.trace import Trace
 from ..torch_private import autocast_is_on, bare_apply, graph_is_kept, node_of_its_own, set_versions
 from .program import Program
 
-_lock = CompileLock()
+_lock = compile_lock()
 
 
 class Differentiable:
