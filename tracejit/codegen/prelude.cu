@@ -79,8 +79,8 @@ REAL(float, f, f) REAL(double, d, ) /* tj_fmod_f( tj_fmod_d( tj_mod_f( tj_mod_d(
   EW t tj_silu_backward_##s(t g, t v) { t z = tj_sigmoid_##s(v); return g * z * (1 + v * (1 - z)); }
 ACTIVATIONS(float, f, f) ACTIVATIONS(double, d, ) /* tj_lerp_f( tj_lerp_d( tj_sigmoid_f( tj_sigmoid_d( tj_softplus_f( tj_softplus_d( tj_elu_f( tj_elu_d( tj_gelu_f( tj_gelu_d( tj_gelu_backward_f( tj_gelu_backward_d( tj_gelu_tanh_f( tj_gelu_tanh_d( tj_gelu_tanh_backward_f( tj_gelu_tanh_backward_d( tj_silu_backward_f( tj_silu_backward_d( */
 
-EW float tj_neg_f(float x) { return -x; }
-EW double tj_neg_d(double x) { return -x; } /* tj_neg_f( tj_neg_d( */
+EW float tj_neg_f(float x) { return __int_as_float(__float_as_uint(x) ^ 0x80000000u); }
+EW double tj_neg_d(double x) { return __longlong_as_double(__double_as_longlong(x) ^ 0x8000000000000000ll); } /* tj_neg_f( tj_neg_d( */
 
 EW float tj_gelu_bf16(float v) { return tj_gelu_f(v); }
 
