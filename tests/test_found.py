@@ -423,3 +423,16 @@ def test_running_statistics_that_are_rows_of_what_is_normalized_or_each_other(pr
         b = a.clone()
         torch.testing.assert_close(compiled(a), program(b))
         torch.testing.assert_close(a, b)
+
+
+def test_new_memory_that_grows_is_not_taken_for_other_new_memory():
+    def doubled_twice(a, b):
+        before = torch.empty(0)
+        torch.mul(a, 2, out=before)
+        a.add_(b)
+        torch.mul(a, 2, out=torch.empty(0))
+        return before
+    a, b = torch.randn(4, 4), torch.randn(4, 4)
+    for executors in (["torch"], ["cpu"]):
+        jitted = tracejit.jit(doubled_twice, executors=executors, fallback="error")
+        torch.testing.assert_close(jitted(a.clone(), b), doubled_twice(a.clone(), b), rtol=0, atol=0)

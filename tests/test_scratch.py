@@ -84,3 +84,11 @@ def test_a_gradient_that_the_kernel_leaves_out_is_no_other_tensor():
     jitted = tracejit.jit(lambda x, mean, var, w: torch.nn.functional.batch_norm(x, mean, var, w, training=True), fallback="error")
     jitted(torch.randn(4, 8, 5), torch.zeros(8), torch.ones(8), weight)
     assert jitted.replayed_because == ""
+
+
+def test_a_result_has_the_dtype_that_the_kernel_gives():
+    """torch's fakes say int64 of a boolean tensor to the power of True."""
+    x = torch.tensor([True, False])
+    jitted = tracejit.jit(lambda x: torch.pow(x, True), fallback="error")
+    assert jitted(x).dtype is torch.pow(x, True).dtype is jitted.last_traces[-1].tensor_results[0].dtype
+    assert tracejit.jit(lambda x: torch.pow(x, 1), fallback="error")(x).dtype is torch.pow(x, 1).dtype

@@ -28,7 +28,7 @@ from .hook import unprofiled
 from .known_calls import UNKNOWN, KnownCalls, each_kind_once, note_results, on_paper, on_stand_ins, on_view
 from .modes import operation_settings
 from .numbers import NEEDS_VALUE, NumberNode, number_of, refuse_unless_elementwise
-from .scratch import (layout_is_uncertain, raise_beyond_storage, raise_if_eager_refuses, raise_if_no_kernel, raise_if_no_view, real_strides,
+from .scratch import (layout_is_uncertain, raise_beyond_storage, raise_if_eager_refuses, as_kernel_says, raise_if_no_view, real_strides,
                       run_on_scratch)
 
 aten = torch.ops.aten
@@ -216,7 +216,7 @@ class Recorder(TorchDispatchMode):
                 raise_if_eager_refuses(func, before, spec, written)
             out = self._on_fakes(func, *call, before, spec)
             if not sym.moves_metadata:
-                raise_if_no_kernel(sym, before, spec, out)
+                out = as_kernel_says(sym, before, spec, out)
             if not written and layout_is_uncertain(sym, [p for p in before if isinstance(p, TensorProxy) and not p.number]):
                 self._take_real_strides(sym, before, spec, out)
         except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):

@@ -6,15 +6,16 @@ do not know all strides that kernels choose. Zeros of the same layout tell, and 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Hashable, Optional
+from typing import Any, Hashable, Iterable, Optional
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
 
 from ..errors import UnsupportedError
 from ..ir import prims
 from ..ir.proxy import TensorProxy, contiguous_stride, is_racy, layout_is_ambiguous, some_number
 from ..ir.symbol import LAYOUTS_THAT_LIE, Symbol
+from ..torch_private import new_fake
 from .fakes import real_tensors
 
 _VIEW, _SELECT = torch.ops.aten.view.default, torch.ops.aten.select.int
@@ -150,11 +151,12 @@ def _strides_in_order(shape: tuple, stride: tuple, wanted: tuple) -> Optional[tu
 
 
 def _kind(a: Any) -> Hashable:
-    """Of an argument that is no tensor; a number that some dtype does not hold is one of its own."""
-    return (type(a), a) if type(a) in (int, float) and not 0 <= a < 128 else type(a)
+    """Of an argument that is no tensor; a number that may choose among results, or that some dtype does not hold, is one of its own."""
+    return (type(a), a) if type(a) in (bool, int, float) and not 2 < a < 128 else type(a)
 
 
-_taken: set[Hashable] = set()        # signatures that the real kernels are known to take
+# Signatures that the real kernels are known to take, with the dtypes of the results where fakes tell others.
+_taken: dict[Hashable, Optional[tuple[Optional[torch.dtype], ...]]] = {}
 
 
 def _ask(sym: Symbol, before: list, spec: Any) -> Any:
@@ -171,28 +173,41 @@ def _ask(sym: Symbol, before: list, spec: Any) -> Any:
     return None
 
 
-def raise_if_no_kernel(sym: Symbol, before: list, spec: Any, out: Any) -> None:
-    """Fakes take dtypes that the real kernel refuses, and scalars that these do not hold, and some tell another number of dims or
-    another dtype than it gives: ask it once for each op and dtypes. out: what fakes make of the call."""
+def as_kernel_says(sym: Symbol, before: list, spec: Any, out: Any) -> Any:
+    """`out`, what fakes make of a call, of the dtypes that the real kernel gives. Fakes take dtypes that it refuses, and scalars that
+    these do not hold, and some tell another number of dims: ask it once for each op and dtypes."""
     if not _may_run(sym) or any(isinstance(a, (torch.Generator, torch.UntypedStorage)) for a in before):
-        return
+        return out
     key = (sym.overload, tuple((a.dtype, len(a.shape), 0 in a.shape) if isinstance(a, TensorProxy) else _kind(a) for a in map(some_number, before)))
-    if key in _taken:
-        return
-    with real_tensors():
-        state = torch.get_rng_state() if sym.random else None
-    try:
-        made = _ask(sym, before, spec)
-    finally:
-        if state is not None:
-            with real_tensors():
-                torch.set_rng_state(state)
-    for told, real in zip(tree_leaves(out), tree_leaves(made)):          # of fewer elements it may make fewer tensors, or none
-        if isinstance(told, torch.Tensor) and isinstance(real, torch.Tensor) and _kind_of(told) != _kind_of(real):
-            raise UnsupportedError(f"fake tensors say that {sym.name} makes a tensor of {_kind_of(told)}, and it makes one of "
-                                   f"{_kind_of(real)}: call it outside of the jitted function")
-    _taken.add(key)
+    if key not in _taken:
+        with real_tensors():
+            state = torch.get_rng_state() if sym.random else None
+        try:
+            made = _ask(sym, before, spec)
+        finally:
+            if state is not None:
+                with real_tensors():
+                    torch.set_rng_state(state)
+        _taken[key] = _other_dtypes(sym, zip(tree_leaves(out), tree_leaves(made)))     # of few elements it may make fewer
+    dtypes = _taken[key]
+    if dtypes is None:
+        return out
+    real = {id(t): dtype for t, dtype in zip(tree_leaves(out), dtypes) if dtype is not None}
+    return tree_map(lambda t: _of_dtype(t, real[id(t)]) if id(t) in real else t, out)
 
 
-def _kind_of(t: torch.Tensor) -> str:
-    return f"{t.dim()} dims, {t.dtype}"
+def _other_dtypes(sym: Symbol, results: Iterable[tuple[Any, Any]]) -> Optional[tuple[Optional[torch.dtype], ...]]:
+    """Of results as told and as they are: the real dtypes, unless all are as told. UnsupportedError for another number of dims."""
+    found, same = [], True
+    for told, real in results:
+        both = isinstance(told, torch.Tensor) and isinstance(real, torch.Tensor)
+        if both and told.dim() != real.dim():
+            raise UnsupportedError(f"fake tensors say that {sym.name} makes a tensor of {told.dim()} dims, and it makes one of {real.dim()}: "
+                                   "call it outside of the jitted function")
+        found.append(real.dtype if both else None)
+        same = same and (not both or told.dtype is real.dtype)
+    return None if same else tuple(found)
+
+
+def _of_dtype(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return t if t.dtype is dtype else new_fake(t.fake_mode, t.shape, t.stride(), dtype, t.device)

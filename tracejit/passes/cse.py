@@ -2,11 +2,11 @@
 
 In: a functionalized trace. Out: equal calls on equal names computed once. Two reads of memory are equal only when
 nothing wrote that storage between them; calls with effects are never merged. Results stay apart where the program
-returns them, so no result gains an alias.
+returns them, so no result gains an alias, and so does new memory that is written later.
 """
 from __future__ import annotations
 
-from typing import Any, Hashable, Optional
+from typing import Any, Collection, Hashable, Optional
 
 import torch
 
@@ -28,7 +28,7 @@ def cse(trace: Trace) -> Trace:
     for b in trace.bound_symbols:
         if any(a in same for a in b.tensor_args):
             b = b.renamed(rename)
-        key = _key(b, version)
+        key = None if _makes(b, trace.written_storages) else _key(b, version)
         earlier = seen.get(key) if key is not None else None
         escapes = any(o.storage in returned_storages for o in b.tensor_outputs)
         if earlier is not None and not escapes and len(earlier.flat_outputs) == len(b.flat_outputs):
@@ -42,6 +42,12 @@ def cse(trace: Trace) -> Trace:
             version[w.storage] = version.get(w.storage, 0) + 1
         kept.append(b)
     return trace.replace(stage="cse", bound_symbols=tuple(kept), output=tuple(map(rename, trace.output)))
+
+
+def _makes(b: BoundSymbol, storages: Collection[int]) -> bool:
+    """Is one of these storages new with this call?"""
+    found = {o.storage for o in b.tensor_outputs}.intersection(storages)
+    return bool(found) and not found <= {a.storage for a in b.tensor_args}
 
 
 PRINTABLE = (int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
