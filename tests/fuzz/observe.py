@@ -7,6 +7,7 @@ between calls. `make` is called once for each run, so that the runs share no ten
 from __future__ import annotations
 
 import re
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator
 
@@ -59,6 +60,7 @@ class Observer:
     watched: dict[str, Any] = field(default_factory=dict)
     moments: list[Moment] = field(default_factory=list)
     calls: int = 0
+    around: AbstractContextManager = field(default_factory=nullcontext)    # backward passes
 
     def __call__(self, *arguments: Any) -> Any:
         number, self.calls = self.calls, self.calls + 1
@@ -117,10 +119,11 @@ class Observer:
                     t.add_(1) if t.is_floating_point() else None
             for t in tensors if way == "retained" else ():
                 t.retain_grad()
-            if way == "among" and len(tensors) > 1:
-                found = torch.autograd.grad(_losses(tensors, way)[-1], tensors[:-1], allow_unused=True)
-            for loss in () if way == "among" else _losses([t for t in tensors if t.requires_grad], way):
-                loss.backward()
+            with self.around:
+                if way == "among" and len(tensors) > 1:
+                    found = torch.autograd.grad(_losses(tensors, way)[-1], tensors[:-1], allow_unused=True)
+                for loss in () if way == "among" else _losses([t for t in tensors if t.requires_grad], way):
+                    loss.backward()
             found = [t.grad for t in tensors] if way == "retained" else found
         except RuntimeError as raised:
             error = raised
@@ -205,10 +208,10 @@ def sharing(named: list[tuple[str, Any]]) -> dict[str, Any]:
     return related
 
 
-def observe(make: Callable, transform: Callable | None = None, seed: int = 5) -> list[Moment]:
-    """Run a program, compiled by `transform` if given, and return everything that could be seen."""
+def observe(make: Callable, transform: Callable | None = None, seed: int = 5, around: AbstractContextManager = nullcontext()) -> list[Moment]:
+    """Run a program, compiled by `transform` if given, and return everything that could be seen. around: backward passes."""
     program, caller = make()
-    observer = Observer(transform(program) if transform else program)
+    observer = Observer(transform(program) if transform else program, around=around)
     torch.manual_seed(seed)
     caller(observer)
     return observer.finish()

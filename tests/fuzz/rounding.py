@@ -143,7 +143,7 @@ def moved_runs(make: Callable) -> Iterator[list[Moment]]:
                 with mode:
                     return program(*arguments)
             return run
-        moments = observe(make, transform)
+        moments = observe(make, transform, around=mode)
         if not mode.seen:
             return
         yield moments

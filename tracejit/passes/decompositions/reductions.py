@@ -95,12 +95,13 @@ def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
         return NotImplemented
     x = wide(x)
     dims = [dim] if isinstance(dim, int) else list(dim or range(x.dim()))
+    alone = ord != 0 and all(x.shape[d] == 1 for d in dims)    # of one element: neither overflows nor underflows
+    if ord == math.inf or alone:
+        return x.abs().amax(dims, keepdim)
     if ord == 2:
         return (x * x).sum(dims, keepdim).sqrt()
     if ord == 1:
         return x.abs().sum(dims, keepdim)
-    if ord == math.inf:
-        return x.abs().amax(dims, keepdim)
     if ord == -math.inf:
         return x.abs().amin(dims, keepdim)
     if ord == 0:
