@@ -342,3 +342,13 @@ def test_a_norm_of_one_element_is_its_magnitude(ord, value):
         def norm(x):
             return torch.linalg.vector_norm(x, ord, dim=dim) + 0
         torch.testing.assert_close(tracejit.jit(norm, fallback="error")(x), norm(x), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_norms_of_rows_of_one_and_of_many(dtype):
+    for shape in ((70_000, 1), (300, 700)):
+        x = (torch.randn(shape, dtype=torch.float64) * 100).to(dtype)
+
+        def norm(x):
+            return torch.linalg.vector_norm(x, dim=1) * 1
+        torch.testing.assert_close(tracejit.jit(norm, fallback="error")(x), norm(x), rtol=4 * torch.finfo(dtype).eps, atol=0)

@@ -97,11 +97,9 @@ class CacheSlot:
             return MISSING
         keys, results = kept_results(function)
         if len(self._held) == len(self.keys):
-            try:
-                by_id = dict(zip(map(id, keys), results))
+            by_id = dict(zip(map(id, keys), results))
+            if self._held.keys() <= by_id.keys():              # else some gave way, and may have come back
                 return Results(zip(self.keys.values(), [by_id[number] for number in self._held]))
-            except KeyError:
-                pass                                           # what gave way may have come back
         kept = dict(zip(map(_frozen, keys), results))
         others = self.plain if len(keys) == function.cache_info().maxsize else {}
         found = ((n, kept.get(key, others.get(n, MISSING))) for key, n in self.keys.items())

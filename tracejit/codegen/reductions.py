@@ -1,7 +1,6 @@
 """Rows of the op table that reduce: what is folded, and what a result is made of from what was folded."""
 from __future__ import annotations
 
-import math
 from typing import Any, Callable
 
 import torch
@@ -89,19 +88,6 @@ def _extreme_or_both(kind: str) -> Callable:
     return build
 
 
-def _norm(x: Expressions, value: Expr, reduce: Callable, call: Call, count: int, along: Any) -> list[Expr]:
-    value = x.cast(value, accumulator(call.dtype))
-    order = call.args.get("ord", call.args.get("p", 2))
-    if order == 2:
-        return [computed("sqrt", x, reduce("sum", computed("mul", x, value, value)))]
-    size = computed("abs", x, value)
-    return [reduce("max" if math.isinf(order) else "sum", size)]
-
-
-def _norm_ok(call: Call) -> bool:
-    return call.args.get("ord", 2) in (1, 2, math.inf) and call.args.get("dtype") is None
-
-
 def _correction_ok(call: Call) -> bool:
     return call.overload in ("correction", "dim", "") and call.tensors[0].dtype in FLOATS
 
@@ -129,7 +115,6 @@ REDUCTIONS: dict[str, Row] = {
     "std": Row("reduction", _std, ("self",), FLOATS, accepts=_correction_ok),
     "var_mean": Row("reduction", _var_mean, ("self",), FLOATS, accepts=_correction_ok),
     "std_mean": Row("reduction", _std_mean, ("self",), FLOATS, accepts=_correction_ok),
-    "linalg_vector_norm": Row("reduction", _norm, ("self",), FLOATS, accepts=_norm_ok),
 }
 
 
