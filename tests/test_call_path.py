@@ -1,5 +1,6 @@
 """Calls with everything cached: found and run in C or in Python, they do the same."""
 import copy
+import functools
 import gc
 import re
 import shutil
@@ -38,6 +39,17 @@ def jitted(fn, **options):
 def in_c(jfn):
     """Hits that C counted."""
     return call_core.hits(jfn, jfn._calls)
+
+
+def python_frames(call):
+    """Names of the functions in Python that run during `call()`."""
+    names = []
+    sys.setprofile(lambda frame, event, _: names.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return names
 
 
 def three_ops(a, b):
@@ -301,6 +313,7 @@ def test_a_module_with_a_hundred_parameters_is_called_in_c():
     for _ in range(5):
         torch.testing.assert_close(model(x), x + model.p0 * model.p1 + model.p99)
     assert in_c(type(model)._tracejit) == 3
+    assert python_frames(functools.partial(model, x)) == []
 
 
 OPTIMIZER_CHANGES = {

@@ -64,9 +64,11 @@ def is_numpy(value: Any) -> bool:
 
 
 def bound_to(value: Any) -> Any:
-    """The object whose method in C this is: `items.append`; MISSING for others."""
+    """The object whose method in C this is: `items.append`; MISSING for others, and for functions, which module or extension
+    they may be of: those of pybind11 are bound to a record of what they call, which Python does not see into."""
     owner = value.__self__ if type(value) in _BOUND else MISSING
-    return MISSING if owner is None or issubclass(type(owner), (type, types.ModuleType)) else owner
+    kind = type(owner)
+    return MISSING if owner is None or issubclass(kind, (type, types.ModuleType)) or kind.__module__ == "pybind11_builtins" else owner
 
 
 def is_contents(value: Any) -> bool:
