@@ -348,6 +348,37 @@ def test_a_view_of_a_result_that_is_written_since_has_the_history_that_autograd_
     assert compiled.replayed_because == ""
 
 
+def test_the_gradient_by_way_of_a_view_whose_base_was_written_since_is_laid_out_as_the_base_is():
+    def the_base(a):
+        b = a * 1
+        view = b.mT
+        b.mul_(2)
+        return view
+
+    def the_view(a):
+        b = a * 1
+        view = b.mT[0]
+        view.mul_(2)
+        return view.exp()
+
+    def twice(a):
+        b = a * 1
+        view = b.expand(2, *b.shape)
+        b.mul_(2)
+        first = view * 3
+        b.mul_(a)
+        return first + view
+
+    for program in (the_base, the_view, twice):
+        compiled = tracejit.jit(program, fallback="error")
+        for shape in ((1, 5), (5, 1), (3, 5)):
+            for a in (leaf(shape), leaf(shape[::-1]).detach().mT.requires_grad_()):
+                found = [torch.autograd.grad(function(a).sum(), a)[0] for function in (program, compiled, compiled)]
+                assert found[0].stride() == found[1].stride() == found[2].stride()
+                assert torch.allclose(found[0], found[2])
+        assert compiled.replayed_because == ""
+
+
 def test_a_write_to_what_a_call_on_lists_keeps():
     def program(h, x):
         return torch._foreach_mul([h, x], 2)[1]

@@ -503,3 +503,20 @@ def test_one_call_that_writes_an_argument_twice(comes):
         return b * w
 
     assert "writes an argument with history twice" in agree(program, (3, 5), backward, comes).replayed_because
+
+
+def test_an_earlier_view_of_a_written_view_does_not_lead_its_gradient_through_that():
+    def program(b):
+        earlier = b.view(-1)
+        b.add_(1)
+        return b, earlier * b.view(-1)
+
+    compiled = tracejit.jit(program, fallback="error")
+    for make in (lambda: leaf() * 1, lambda: torch.stack([leaf() * 2, leaf() * 3])[1], lambda: leaf() * 1):
+        found = []
+        for function in (program, compiled):
+            b, product = function(make())
+            b.retain_grad()
+            product.sum().backward()
+            found.append(b.grad)
+        assert torch.equal(*found)

@@ -20,7 +20,7 @@ LARGE = ((10, (640, 1024)), (8, (3, 300007)), (6, (1000003,)), (4, (33, 32771)),
 CHANGING = (0.5, 0.25, 1.5, -0.75, 0.0, 1e5)                     # an input of the program from its second value on
 SCALARS = ((70, ()), (22, (2, 2, 0.5, 3, -1, True)), (8, CHANGING))
 OTHER_SIZES = (1, 2, 3, 5, 7, 9, 17, 33, 64, 0)
-BACKWARD = ("together", "together", "each", "twice", "hooks", "written", "overwritten", "detached", "retained", "among")
+BACKWARD = ("together", "together", "each", "twice", "hooks", "written", "overwritten", "detached", "retained", "among", "asked")
 SEPARATE, SAME, POOL = "separate", "same object", "a view of the pool"
 
 

@@ -98,7 +98,7 @@ class Observer:
         way: "together", from the sum of all; "each", one after another; "twice"; "hooks", from the last alone, with hooks on all;
         "written", from each after the first was written; "overwritten", from each after the arguments were; "detached", from each
         after these were detached in place; "retained", from the last, which leaves gradients of all; "among", the gradients of the
-        others from the last.
+        others from the last; "asked", those of the arguments from the sum of all.
         """
         tensors = [leaf for _, leaf in leaves_of(result, "") if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         tensors = list({id(t): t for t in tensors}.values())
@@ -122,7 +122,10 @@ class Observer:
             with self.around:
                 if way == "among" and len(tensors) > 1:
                     found = torch.autograd.grad(_losses(tensors, way)[-1], tensors[:-1], allow_unused=True)
-                for loss in () if way == "among" else _losses([t for t in tensors if t.requires_grad], way):
+                if way == "asked":
+                    targets = [t for t in {id(t): t for t in arguments}.values() if t.requires_grad]
+                    found = torch.autograd.grad(_losses(tensors, way)[0], targets, allow_unused=True) if tensors and targets else []
+                for loss in () if way in ("among", "asked") else _losses([t for t in tensors if t.requires_grad], way):
                     loss.backward()
             found = [t.grad for t in tensors] if way == "retained" else found
         except RuntimeError as raised:

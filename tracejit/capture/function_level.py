@@ -147,6 +147,7 @@ class FunctionLevel(TorchFunctionMode):
         args, kwargs = tree_unflatten(flat, spec)
         if self.inside:                                       # within a call that is recorded as one: fakes throughout
             return func(*args, **kwargs)
+        self.recorder.remade.met(flat)
         recorder, first = self.recorder, len(self.recorder.bound_symbols)
         self._line, recorder.takes_data = user_line(), func == _DATA_GET
         recorder.comment = function_symbol(func).name.removeprefix("torch.")
@@ -181,6 +182,7 @@ class FunctionLevel(TorchFunctionMode):
         fresh = any(isinstance(o, _T) and id(self._fake(o)) not in self.named for o in leaves)
         if not (effect or func in _CUTS_HISTORY or fresh or len(self.recorder.bound_symbols) > first):
             return
+        self.recorder.remade.made(leaves)
         names, now, flat, spec = call
         self._note_fakes_in_callables(names)
         self._refuse_saved_tensor_hooks()

@@ -99,7 +99,8 @@ class Recording:
         sharing: for each differentiable result those, itself among them, whose backward pass uses up what its own needs; held:
         the targets (an input k, or the result n as -1 - n) that eager keeps as they were made for its backward pass; views: the
         results that autograd makes of what they view, after all others; inner_views: those among the differentiable results of
-        which it makes them in between, as others are computed from them.
+        which it makes them in between, as others are computed from them; viewed: the written inputs whose earlier views are used
+        after the write.
         """
         self.recorder, self.inputs, self.starts, self.asked_at = copy.copy(recorder), tuple(inputs), starts, asked_at
         places = {len(outputs) + n: k for n, k in enumerate(_rebased(forward, inputs, starts, asked_at))}
@@ -117,6 +118,7 @@ class Recording:
         self.differentiable = tuple(k for k in every if k not in views or k in inner)
         self.inner_views = {n: views[k] for n, k in enumerate(self.differentiable) if k in views}
         self.rebased = {n: places[k] for n, k in enumerate(self.differentiable) if k in places}
+        self.viewed = frozenset(k for k in places.values() if id(inputs[k]) in recorder.remade.under)
         self.severed = frozenset(k for k in places.values() if starts[k].edge and not leads_to(inputs[k].grad_fn, starts[k].edge))
         self.wanted = tuple(k for k, start in enumerate(starts) if start.requires_grad)
         self.names = [unique(f"tangent_{k}") for k in range(len(self.differentiable))]

@@ -28,6 +28,7 @@ from .hook import unprofiled
 from .known_calls import UNKNOWN, KnownCalls, each_kind_once, note_results, on_paper, on_stand_ins, on_view
 from .modes import operation_settings
 from .numbers import NEEDS_VALUE, NumberNode, number_of, refuse_unless_elementwise
+from .remade import Remade
 from .scratch import (layout_is_uncertain, raise_beyond_storage, raise_if_eager_refuses, as_kernel_says, raise_if_no_view, real_strides,
                       run_on_scratch)
 
@@ -65,7 +66,7 @@ class Recorder(TorchDispatchMode):
         self._roots: dict[int, TensorProxy] = {}               # storage address -> the first proxy seen over it
         self._views: dict[tuple, TensorProxy] = {}             # (storage address, metadata) -> the last proxy of that view
         self._storages: dict[Any, int] = {}                    # storage address -> storage id
-        self.known = KnownCalls(fakes.mode)
+        self.known, self.remade = KnownCalls(fakes.mode), Remade()
         self.comment = ""
         self.makes_constants = False                           # within a call that copies Python data into a new tensor
         self.takes_data = False                                # within `.data`

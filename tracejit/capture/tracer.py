@@ -42,8 +42,6 @@ from .structure import PLAIN, Structure, flatten
 from .warned import WARN, Hearing, Warned, hearing
 
 AUTOGRAD = "autograd"
-
-
 _BY_REFERENCE = (type, type(inspect), type(len), type(lambda: 0), torch.Size, frozenset)
 
 
@@ -239,6 +237,7 @@ class _Capture:
         if self.level.checkpointed and (effects or any(b.written or b.sym.random for b in self.level.recorder.bound_symbols)):
             raise UnsupportedError("checkpoint runs a function again in backward that writes or draws random numbers: "
                                    "leave checkpoint out; the option recompute='always' spares memory")
+        self.level.recorder.remade.met(outputs)
         because, unnamed, grads, spent = self.replay_reason(), "", (), ()
         if self.level.unnamed:
             unnamed = f"Nor can the call run as recorded: {self.level.unnamed}"

@@ -39,7 +39,7 @@ class Differentiable:
         private = {n for n, o in enumerate(forward.outputs[self.results:]) if isinstance(o, TensorProxy) and o.storage not in shared}
         self.parts = [Part(part, self.joint, backward.again, private) for part in backward.parts][::-1]      # forward order
         self._place_views()
-        self.written = tuple(self.joint.rebased.values())
+        self.written, self.viewed = tuple(self.joint.rebased.values()), self.joint.recording.viewed
         self.late = {t for n, p in enumerate(self.parts) for t in p.targets
                      if t in self.joint.severed or any(t in q.rebased.values() for q in self.parts[:n])}
         self.positions = self._positions(recorded)
@@ -61,7 +61,8 @@ class Differentiable:
 
     def _run(self, *inputs: torch.Tensor) -> tuple:
         views = [k for k in self.written if inputs[k]._is_view()]
-        if any([inputs[k].retains_grad for k in self.written]) or not all([may_take_history(inputs[k]) for k in views]):
+        alone = all([k not in self.viewed and may_take_history(inputs[k]) for k in views])
+        if not alone or any([inputs[k].retains_grad for k in self.written]):
             return self.replay.run(*inputs)                    # autograd takes these to a new history for ops alone, or refuses to
         call = Call(self, inputs, views)
         made: dict[Any, Any] = {}                              # results by their number, and what makers of views called
