@@ -161,7 +161,9 @@ class _Deviceless(TorchFunctionMode):
 @lru_cache(None)
 def _is_told(sym: Symbol) -> bool:
     """A pointwise operation, a reduction or one that torch decomposes in Python: where its results depend on the device, it
-    asks for it. It views nothing, and writes no more than its first argument."""
+    asks for it. It views nothing, and writes no more than its first argument. (The rule of fakes for copies is about devices.)"""
+    if sym.is_copy:
+        return True
     told = set(sym.overload.tags) & _TELLING or decomposition_on_fakes(sym.overload)
     schema = sym.overload._schema
     return bool(told) and not has_fake_rule(sym.overload) and (sym.returns_self or not any(a.alias_info is not None for a in (*schema.arguments, *schema.returns)))

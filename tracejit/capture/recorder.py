@@ -22,7 +22,7 @@ from ..ir.results import told
 from ..ir.symbol import Symbol, aten_symbol, in_grad_mode
 from ..ir.trace import BoundSymbol, Modes, SourceLine
 from ..ir.trees import flat_leaves
-from ..torch_private import converted, is_composite, unseen_by_function_modes
+from ..torch_private import converted, is_composite, taken_by_fakes, unseen_by_function_modes
 from .fakes import NEEDS_DATA, Fakes, is_fake, real_tensors
 from .hook import unprofiled
 from .known_calls import UNKNOWN, KnownCalls, each_kind_once, note_results, on_paper, on_stand_ins, on_view
@@ -240,7 +240,7 @@ class Recorder(TorchDispatchMode):
                 out = on_stand_ins(sym, args, kwargs, self.fakes.mode) if out is UNKNOWN else out
             if out is UNKNOWN:
                 raise_if_no_view(func, before)
-                out = func(*args, **kwargs)
+                out = taken_by_fakes(func)(*args, **kwargs)
             note_results(rule, sym, flat, out)
             return out
         except NEEDS_DATA:
