@@ -125,8 +125,12 @@ class StateReads:
 
     def knows(self, value: Any) -> bool:
         """Was this object there before the call? Also true for the placeholders in a write's value."""
-        known = id(value) in self.state.objects and id(value) not in self.state.arguments
+        known = id(value) in self.state.objects and id(value) not in self.state.arguments and not self.doubts(value)
         return known or id(value) in self.state.containers or type(value) in PLACEHOLDERS
+
+    def doubts(self, value: Any) -> bool:
+        """Is this an object that the call met, and may have made?"""
+        return id(value) in self._provisional
 
     def writes(self) -> list[StateWrite]:
         """How the call changed the state it met. UnsupportedError for a change that cannot be replayed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 import copyreg
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Iterator, Optional
 
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
@@ -32,6 +32,18 @@ class Structure:
     def unflatten(self, leaves: list) -> Any:
         return self._build(iter(leaves))
 
+    def held(self) -> Iterator[Any]:
+        """What is no leaf, and is the same whenever this is built: keys, the classes of objects and what fills a defaultdict."""
+        pending = [self.spec]
+        while pending:
+            spec = pending.pop()
+            pending += spec.children()
+            yield from _in_context(spec.context)
+        for node in filter(None, self.nodes):
+            yield node.type
+            for child in node.children:
+                yield from child.held()
+
     def _build(self, leaves: Any) -> Any:
         return tree_unflatten([next(leaves) if n is None else _rebuild(n, leaves) for n in self.nodes], self.spec)
 
@@ -41,6 +53,14 @@ def _rebuild(node: Node, leaves: Any) -> Any:
     for name, child in zip(node.names, node.children):
         object.__setattr__(made, name, child._build(leaves))
     return made
+
+
+def _in_context(context: Any) -> Iterator[Any]:
+    if type(context) in (list, tuple, dict):
+        for item in context.values() if type(context) is dict else context:
+            yield from _in_context(item)
+    else:
+        yield context
 
 
 def flatten(value: Any, opens: Callable[[Any], bool]) -> tuple[list, Structure]:

@@ -6,7 +6,6 @@ Guaranteed: no real tensor was read or written, no generator advanced, and Pytho
 """
 from __future__ import annotations
 
-import inspect
 import keyword
 import re
 import sys
@@ -23,7 +22,7 @@ from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol, Trace
 from ..torch_private import functorch_level, unseen_by_function_modes
 from .fakes import NEEDS_DATA, Fakes, is_fake, quiet_logs, unsupported_tensor
-from .function_level import WRAPPED, FunctionLevel, RecordedStorage, function_level
+from .function_level import WRAPPED, FunctionLevel, function_level
 from .changing import Places
 from .collector import collector_paused
 from .guards import ARGUMENT, GRAD, NUMBER, STATE, Guards, InputSource
@@ -32,17 +31,17 @@ from .histories import MADE_HERE, Start, history
 from .hook import set_profile
 from .inputs import CallInputs, any_overlap, argument_names
 from .joint import Joint, NoSplit, Recording, refuse_derivatives, refuse_hooks_on_results, refuse_what_aliases
+from .leaving import is_opened, refuse_to_leave
 from .lines import defined_at, made_at, stored_at, user_frame
 from .modes import global_settings, refuse_changed_settings, restore_settings
 from .numbers import Number, NumberNode, number_of
 from .reads import StateReads
 from .recorder import Recorder, current_modes
 from .result_views import ResultView
-from .structure import PLAIN, Structure, flatten
+from .structure import Structure, flatten
 from .warned import WARN, Hearing, Warned, hearing
 
 AUTOGRAD = "autograd"
-_BY_REFERENCE = (type, type(inspect), type(len), type(lambda: 0), torch.Size, frozenset)
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,15 +227,15 @@ class _Capture:
         if self.level.recorder.half_done:
             raise UnsupportedError(f"the program catches an error of {self.level.recorder.half_done}, which writes many tensors: "
                                    "catch it around the jitted function")
-        outputs: list = []
-        structure = self.take(result, outputs)
-        results, effects = len(outputs), []
-        for write in self.reads.writes():
-            start = len(outputs)
-            effects.append(StateEffect(write, self.take(write.value, outputs), start, len(outputs)))
-        if self.level.checkpointed and (effects or any(b.written or b.sym.random for b in self.level.recorder.bound_symbols)):
+        writes, outputs = self.reads.writes(), []
+        if self.level.checkpointed and (writes or any(b.written or b.sym.random for b in self.level.recorder.bound_symbols)):
             raise UnsupportedError("checkpoint runs a function again in backward that writes or draws random numbers: "
                                    "leave checkpoint out; the option recompute='always' spares memory")
+        structure = self.take(result, outputs)
+        results, effects = len(outputs), []
+        for write in writes:
+            start = len(outputs)
+            effects.append(StateEffect(write, self.take(write.value, outputs), start, len(outputs)))
         self.level.recorder.remade.met(outputs)
         because, unnamed, grads, spent = self.replay_reason(), "", (), ()
         if self.level.unnamed:
@@ -349,7 +348,7 @@ class _Capture:
 
     def take(self, value: Any, outputs: list) -> Structure:
         """Flatten a result or a stored value into `outputs`, its tensors as fakes."""
-        leaves, structure = flatten(value, self.made_here)
+        leaves, structure = flatten(value, lambda x: is_opened(x, self.reads))
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 fake = leaf if is_fake(leaf) else self.fakes.find(leaf)
@@ -357,16 +356,12 @@ class _Capture:
                 if isinstance(leaf, torch.nn.Parameter) and self.fakes.real_of(leaf) is None:
                     raise UnsupportedError("a Parameter made by the function leaves it: "
                                            "make parameters outside, or return a tensor")
-            elif not isinstance(leaf, (*PLAIN, *_BY_REFERENCE)) and not self.reads.knows(leaf):
-                raise UnsupportedError(f"an object of type {type(leaf).__name__} made by the function leaves it: "
-                                       "return the tensors that it holds")
+            else:
+                refuse_to_leave(leaf, self.reads)
             outputs.append(leaf)
+        for held in structure.held():
+            refuse_to_leave(held, self.reads)
         return structure
-
-    def made_here(self, x: Any) -> bool:
-        apart = (*_BY_REFERENCE, torch.nn.Module, torch.Generator, RecordedStorage)
-        return (hasattr(x, "__dict__") and not isinstance(x, apart)
-                and not self.reads.knows(x))
 
     def guards(self) -> Guards:
         index = {id(t): k for k, t in enumerate(self.tensors)}

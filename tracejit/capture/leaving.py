@@ -1,0 +1,67 @@
+"""What may leave a call, in its result or in what it stores: tensors, plain values, objects that their attributes make up,
+and what was there before the call. Whatever else the call makes would be the same object after every call."""
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from ..errors import UnsupportedError
+from .known import OPERATORS
+from .reads import StateReads
+from .fakes import is_fake
+from .function_level import RecordedStorage
+from .structure import PLAIN
+
+_BY_NAME = (type, types.FunctionType)
+_APART = (*_BY_NAME, types.ModuleType, types.BuiltinFunctionType, torch.Size, torch.nn.Module, torch.Generator, RecordedStorage, *OPERATORS)
+
+
+def is_opened(x: Any, reads: StateReads) -> bool:
+    """An object that the call made, and that is made anew of its attributes."""
+    if not hasattr(x, "__dict__") or isinstance(x, _APART) or reads.knows(x) or not _is_made_of_attributes(type(x)):
+        return False
+    return not reads.doubts(x) or any(is_fake(t) for t in tree_leaves(vars(x)))
+
+
+def refuse_to_leave(x: Any, reads: StateReads) -> None:
+    """UnsupportedError unless x, which is neither a tensor nor opened, may be the same in all results."""
+    if not _may_leave(x, reads):
+        kind = "Tensor" if isinstance(x, torch.Tensor) else type(x).__name__
+        raise UnsupportedError(f"an object of type {kind} made by the function leaves it: return the tensors that it holds")
+
+
+def _may_leave(x: Any, reads: StateReads) -> bool:
+    if isinstance(x, slice):
+        return all(_may_leave(part, reads) for part in (x.start, x.stop, x.step))
+    if type(x) in (tuple, frozenset):                          # a key
+        return all(_may_leave(item, reads) for item in x)
+    if isinstance(x, types.BuiltinFunctionType) and (x.__self__ is None or isinstance(x.__self__, (type, types.ModuleType))):
+        return True
+    if isinstance(x, _BY_NAME) and _is_named(x) or isinstance(x, (torch.Size, types.ModuleType, *OPERATORS)):
+        return True
+    return isinstance(x, PLAIN) and not getattr(x, "__dict__", None) or reads.knows(x)
+
+
+def _is_named(x: Any) -> bool:
+    """Is this a class or a function that its module holds by its name, as pickle asks?"""
+    found: Any = sys.modules.get(x.__module__)
+    for name in x.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is x
+
+
+def _is_made_of_attributes(kind: type) -> bool:
+    """Does `__dict__` hold all of such an object: no items, no slots, nothing that its class keeps in C?"""
+    if kind is types.SimpleNamespace:
+        return True
+    for base in kind.__mro__[:-1]:
+        made = vars(base).get("__new__")
+        if made is not None and not isinstance(made, staticmethod):
+            return False
+        if any(isinstance(member, types.MemberDescriptorType) for member in vars(base).values()):
+            return False
+    return True
