@@ -51,8 +51,8 @@ def class_over(value):
 MADE = {
     "closure": (lambda y: lambda: y, lambda r: r()),
     "function with a default": (lambda y: (lambda z=y: z), lambda r: r()),
-    "partial": (lambda y: functools.partial(torch.neg, y), lambda r: r()),
-    "method of a tensor": (lambda y: y.neg, lambda r: r()),
+    "partial": (lambda y: functools.partial(torch.abs, y), lambda r: r()),
+    "method of a tensor": (lambda y: y.abs, lambda r: r()),
     "method of a list": (lambda y: [y].copy, lambda r: r()[0]),
     "method of an object": (lambda y: Held(y).get, lambda r: r()),
     "frozenset": (lambda y: frozenset([y]), lambda r: next(iter(r))),

@@ -10,10 +10,11 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from ..errors import UnsupportedError
-from .known import OPERATORS
-from .reads import StateReads
 from .fakes import is_fake
 from .function_level import RecordedStorage
+from .known import OPERATORS
+from .numbers import Number
+from .reads import StateReads
 from .structure import PLAIN
 
 _BY_NAME = (type, types.FunctionType)
@@ -24,7 +25,7 @@ def is_opened(x: Any, reads: StateReads) -> bool:
     """An object that the call made, and that is made anew of its attributes."""
     if not hasattr(x, "__dict__") or isinstance(x, _APART) or reads.knows(x) or not _is_made_of_attributes(type(x)):
         return False
-    return not reads.doubts(x) or any(is_fake(t) for t in tree_leaves(vars(x)))
+    return id(x) not in reads.provisional or any(is_fake(t) for t in tree_leaves(vars(x)))
 
 
 def refuse_to_leave(x: Any, reads: StateReads) -> None:
@@ -43,7 +44,7 @@ def _may_leave(x: Any, reads: StateReads) -> bool:
         return True
     if isinstance(x, _BY_NAME) and _is_named(x) or isinstance(x, (torch.Size, types.ModuleType, *OPERATORS)):
         return True
-    return isinstance(x, PLAIN) and not getattr(x, "__dict__", None) or reads.knows(x)
+    return type(x) is Number or isinstance(x, PLAIN) and not getattr(x, "__dict__", None) or reads.knows(x)
 
 
 def _is_named(x: Any) -> bool:

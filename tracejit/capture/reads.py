@@ -64,7 +64,7 @@ class StateReads:
         self.error: UnsupportedError | None = None
         self._outside: types.FrameType | None = None
         self._fresh: set[int] = set()                     # ids of objects that the call made, dead ones too
-        self._provisional: dict[int, Known] = {}          # objects of unknown origin
+        self.provisional: dict[int, Known] = {}          # objects of unknown origin, which the call may have made
         self._extra: dict[int, tuple[str, ...]] = {}      # names that getattr was seen to use, by code
         self._read_whole: dict[int, list] = {}            # objects read by untold names, by code
         self._new_classes: set[tuple[Any, Any]] = set()
@@ -125,12 +125,8 @@ class StateReads:
 
     def knows(self, value: Any) -> bool:
         """Was this object there before the call? Also true for the placeholders in a write's value."""
-        known = id(value) in self.state.objects and id(value) not in self.state.arguments and not self.doubts(value)
-        return known or id(value) in self.state.containers or type(value) in PLACEHOLDERS
-
-    def doubts(self, value: Any) -> bool:
-        """Is this an object that the call met, and may have made?"""
-        return id(value) in self._provisional
+        known = id(value) in self.state.objects and id(value) not in self.state.arguments
+        return known and id(value) not in self.provisional or id(value) in self.state.containers or type(value) in PLACEHOLDERS
 
     def writes(self) -> list[StateWrite]:
         """How the call changed the state it met. UnsupportedError for a change that cannot be replayed."""
@@ -139,7 +135,7 @@ class StateReads:
             found = self.state.journal.writes(self._moved)
         except StateError as e:
             raise UnsupportedError(str(e), where=written_at(e.path, ran)) from None
-        unknown = {id(record.space): record.path for record in self._provisional.values()}
+        unknown = {id(record.space): record.path for record in self.provisional.values()}
         for write in found:
             space = getattr(write.slot, "space", None)
             lost = space is not None and id(space.owner()) in self.state.arguments and space.via is None
@@ -204,9 +200,9 @@ class StateReads:
         dropped = True
         while dropped:
             dropped = False
-            for number, record in list(self._provisional.items()):
+            for number, record in list(self.provisional.items()):
                 if sys.getrefcount(record.obj) <= 2 and record.space.owner() is record.obj:
-                    del self._provisional[number], self.state.objects[number]
+                    del self.provisional[number], self.state.objects[number]
                     self.state.forget(record)
                     dropped = True
 
@@ -360,7 +356,7 @@ class StateReads:
                 and not issubclass(kind, _OPAQUE):
             self.state.adopt(value, kind.__name__, None)
             if number in self.state.objects:
-                self._provisional[number] = self.state.objects[number]
+                self.provisional[number] = self.state.objects[number]
         return True
 
     def _is_new_class(self, cls: type) -> bool:
@@ -384,7 +380,7 @@ class StateReads:
             self._call_by_name(frame, code, (MISSING, None))
 
     def _was_there(self, owner: Any) -> bool:
-        return id(owner) in self.state.objects and id(owner) not in self._provisional
+        return id(owner) in self.state.objects and id(owner) not in self.provisional
 
     def happens_once(self, frame: types.FrameType | None) -> bool:
         """Within an import, or a function under lru_cache: eager does this once, too, and never again."""
