@@ -212,3 +212,34 @@ def test_python_and_numpy_randomness_is_not_frozen():
         random.seed(4)
         results.append([fn(zeros())[0, 0].item() for _ in range(3)])
     assert results[0] == results[1] == results[2]
+
+
+def test_what_a_call_drew_and_wrote_before_it_raised_stays_in_a_replayed_program():
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, written):
+            written.mul_(2).add_(torch.rand(3))
+            raise ValueError
+
+    def program(w, h, written):
+        try:
+            torch.nn.functional.dropout(w, 0.5, inplace=True)
+        except RuntimeError:
+            pass
+        try:
+            Doubled.apply(w, written)
+        except ValueError:
+            pass
+        with torch.no_grad():
+            h.index_fill_(1, torch.tensor([0, 2]), 0)
+        return w * written
+
+    compiled = tracejit.jit(program)
+    found = []
+    for function in (program, compiled, compiled):
+        torch.manual_seed(3)
+        written, w = torch.ones(3), torch.ones(3, requires_grad=True)
+        result = function(w, torch.stack([w * 2, w * 3]), written)
+        found.append((written, result.detach(), torch.rand(2)))
+    assert compiled.replayed_because and compiled.cache_info().fallbacks == 0
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other))

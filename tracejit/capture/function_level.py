@@ -156,12 +156,14 @@ class FunctionLevel(TorchFunctionMode):
         if not all(id(a) in self.named for a in flat if isinstance(a, _T)):
             self.unnamed = self.unnamed or located(f"{recorder.comment} works on a tensor that no recorded call made", str(self._line))
         recorder.makes_constants = func not in _MAY_SHARE_MEMORY or isinstance(args[0], (*PLAIN, list, tuple))
-        modes, self.inside = current_modes(), self.inside + 1
+        modes, self.inside, done = current_modes(), self.inside + 1, False
         try:
             out = self._data_set(*args) if func == _DATA_SET else self._run(func, args, kwargs, calls_back)
             self._record(func, (names, now, flat, spec), out, first, modes)
+            done = True
         finally:
             self.inside -= 1
+            self.calls += () if done else self._done_by_then(first)
             self._line, recorder.comment, recorder.makes_constants, recorder.takes_data = None, "", False, False
         if func == _GRAD_GET and out is None and self.fakes.real_of(args[0]) is not None:
             self.host_reads.append(("grad", self.fakes.real_of(args[0]), None))
@@ -204,6 +206,15 @@ class FunctionLevel(TorchFunctionMode):
         sym = prims.NUMBER if number_of(out) is not None else function_symbol(func)
         self.calls.append(BoundSymbol(sym, args, kwargs, tree_unflatten(outputs, out_spec),
                                       self.source(), tuple(self.recorder.bound_symbols[first:]), modes))
+
+    def _done_by_then(self, first: int) -> list[BoundSymbol]:
+        """Of a call that raised, which the program may catch: the ATen calls that stay, if one drew or wrote."""
+        made = self.recorder.bound_symbols[first:]
+        if not any(b.written or b.sym.random for b in made):
+            return []
+        if self.recorder.moved_storages & {a.storage for b in made for a in b.tensor_args}:
+            self.unnamed = self.unnamed or located(f"{self.recorder.comment} raises after it wrote or drew", str(self.source()))
+        return made
 
     def _keep_whole(self, func: Callable, args: tuple, kwargs: dict, output: Any, first: int) -> None:
         """Put the call itself in the place of its ATen calls when those only compute."""
