@@ -102,6 +102,7 @@ INDEXED = """
 {w}.put_({n}, {w}.reshape(-1)[{n}]) | {w}.index_put_(({n},), {w}[{n}], accumulate=True)
 {w}.masked_scatter_({m}, {q}.clone()) | {w}[{n}] = {w}[{n}].flip(0) | {w}.take({n}).add_(1)
 {w}[..., 0] = {w}[..., -1] | {w}[{n}, ..., 0] = {p}
+{w}[1:-1] = {w}[:-2] + {w}[2:] | {w}[..., 1:] += {w}[..., :-1] * 2 | {w}[1:, :-1] = {w}[:-1, 1:] + {w}[1:, :-1]
 """
 METADATA = """
 {w}.unsqueeze_({d}) | {w}.squeeze_() | {w}.squeeze_({d}) | {w}.transpose_({d}, {e}) | {w}.t_()

@@ -97,6 +97,17 @@ class Store:
     stage: int = 0
 
 
+@dataclass(frozen=True, eq=False)
+class Postponed:
+    """A store to memory that the kernel reads at other indices. Its values wait where `waiting` stores them, until no row that
+    is computed later reads what they overwrite: a row reads what up to `behind` rows before it and `ahead` rows after it write."""
+
+    store: Store
+    waiting: Store
+    behind: int
+    ahead: int
+
+
 @dataclass
 class Stage:
     reductions: list[Reduction] = field(default_factory=list)
@@ -125,6 +136,7 @@ class Kernel:
     bytes_again: int = 0                 # of bytes_read: those that a later pass over a row reads anew
     operations: int = 0
     checks: bool = False                 # may report an error
+    postponed: Optional[Postponed] = None                     # pointwise alone
     same_as: Optional["Kernel"] = None   # equal up to the names of buffers, and rendered as that one
 
     @property

@@ -13,9 +13,11 @@ from typing import Callable, Iterable, Iterator, Optional
 
 from ..ir.proxy import TensorProxy
 from .calls import Call, Region
+from .cost import count, weight
 from .index import ZERO, Index, Quotient, Remainder, Var, atoms, combine, disjoint, flatten, unflatten, variable
 from .kernel import HEAVY, Buffer, CannotLower, Expr, Kernel, Reduction, Stage, Store, below, closure, variables
 from .ops import row_of
+from .postponed import postponed
 from .reductions import reduced_dims
 from .values import Values, buffer_name
 
@@ -105,6 +107,7 @@ class _Evaluation:
         self.nest, self.region, self.dims = nest, region, dims
         self.values = Values(region, here)
         self.stores: list[Store] = []
+        self.waiting: Optional[Store] = None                   # of what a postponed copy_ writes
         self.reductions: list[Reduction] = []
         self.inner = {v for v, r in dims if r}
         self.row = flatten(tuple(variable(v) for v, r in dims if not r), tuple(v.size for v, r in dims if not r))
@@ -134,6 +137,10 @@ class _Evaluation:
     def _call(self, call: Call, wanted: Callable) -> None:
         if call.is_store:
             target, value = call.tensors
+            maker = self.region.made(value.storage)
+            if call.bsym.sym.postponed and maker is not None and self.values.here(maker):
+                self._store(value, value, call)
+                self.waiting = self.stores[-1]
             return self._store(target, value, call)
         if row_of(call).kind == "reduction":
             self._reduce(call)
@@ -218,10 +225,12 @@ class _Scheduler:
     def __init__(self, evaluation: _Evaluation) -> None:
         self.stores, self.reductions, self.nest = evaluation.stores, evaluation.reductions, evaluation.nest
         self.all, self.evaluation = evaluation.all, evaluation
+        self.waiting = evaluation.waiting
         self.outer = self._merged([v for v, r in evaluation.dims if not r and v.size != 1])
         self.inner = self._merged([v for v, r in evaluation.dims if r and v.size != 1])
         self.loads = [e for e in self.all if e.op == "load"]
         self.depth: dict[Expr, int] = {}
+        self.postponed: Optional[Store] = None
 
     # ------------------------------------------------------------ loops
 
@@ -233,7 +242,7 @@ class _Scheduler:
 
     def _merged(self, loops: list[Var]) -> list[Var]:
         loops = sorted(loops, key=self._weight, reverse=True)
-        k = 0
+        k = 0 if self.waiting is None else 1                   # a postponed store is by rows
         while k + 1 < len(loops):
             a, b = loops[k], loops[k + 1]
             if all(i.affine_in(a) and i.affine_in(b) and i.coefficient(a) == i.coefficient(b) * b.size
@@ -241,7 +250,7 @@ class _Scheduler:
                 m = Var(10_000 + 100 * a.number + b.number, a.size * b.size)
                 self._substitute(a, b, m)
                 loops[k:k + 2] = [m]
-                k = max(k - 1, 0)
+                k = max(k - 1, 0 if self.waiting is None else 1)
             else:
                 k += 1
         return loops
@@ -270,14 +279,18 @@ class _Scheduler:
             before, used = [s.stage for s in self.stores], self._uses()
             for s in self.stores:
                 s.stage = self._hazards(s, used)
+        if self.postponed is None and self.waiting is not None:
+            self.stores.remove(self.waiting)                   # nothing waits
         schedule, outer, inner = self._schedule()
         stages = self._stages()
 
         k = Kernel(self._buffers(), outer, inner, schedule, stages, self.all)
         k.kept = self._kept(used) if schedule in ("row", "scan") and len(inner) == 1 else {}
+        if self.postponed is not None:
+            k.postponed = postponed(self.postponed, self.waiting, self.loads, outer + inner)
         k.tile = self._tile(k) if schedule == "pointwise" else None
         k.checks = any(e.op in CHECKS for e in self.all)
-        self._count(k)
+        count(k, self.nest.size)
         return k
 
     def _last_position(self) -> Optional[int]:
@@ -311,6 +324,9 @@ class _Scheduler:
                     last = max(used.get(e, ()), default=-1)
                     stage = max(stage, (last + 1) // 2 if s.full else last // 2 + 1)
                 elif not disjoint(e.index, s.index):
+                    self.postponed = self._postponable(s)
+                    if self.postponed is not None:
+                        continue
                     raise CannotLower("memory is read at another index than it is written", s.position)
             elif e.extra[0].split("_")[0] == s.buffer.split("_")[0]:
                 raise CannotLower("memory is read and written under two dtypes", s.position)
@@ -320,6 +336,12 @@ class _Scheduler:
         if any(isinstance(a, (Quotient, Remainder)) for a, _ in s.index.terms):
             raise CannotLower("a store through a division", s.position)
         return stage
+
+    def _postponable(self, s: Store) -> Optional[Store]:
+        """The store itself, if it may be later than what reads its memory: in a kernel that only computes element by element."""
+        waits = self.waiting is not None and s is not self.waiting and s.value is self.waiting.value and s.position == self.waiting.position
+        checks = any(e.op in CHECKS for e in self.all)
+        return s if waits and not checks and not self.reductions and self.nest.reduced is None else None
 
     def _stages(self) -> list[Stage]:
         last = max([1] + [r.stage + 1 for r in self.reductions] + [s.stage + (1 if s.full else 0) for s in self.stores])
@@ -371,36 +393,6 @@ class _Scheduler:
                     if e.index.coefficient(w) == 1 and min(w.size, j.size) >= 16:
                         return w, j
         return None
-
-    def _count(self, k: Kernel) -> None:
-        """Bytes that must move, each element once, and operations."""
-        read: dict[str, list[tuple[Index, int]]] = {}
-        for e in self.loads:
-            gathered = [a for a in e.args if a is not e.extra[2]]              # an index of one has variables of its own
-            walked = variables(e).union(*(variables(part) for a in gathered for part in below(a)))
-            n = math.prod(v.size for v in walked) * e.dtype.itemsize
-            known = read.setdefault(e.extra[0], [])
-            met = [k for k, (index, _) in enumerate(known) if not disjoint(index, e.index)]
-            if not met:
-                known.append((e.index, n))
-            elif n > known[met[0]][1]:
-                known[met[0]] = (e.index, n)
-        k.bytes_read = sum(n for loads in read.values() for _, n in loads)
-        for s in self.stores:
-            n = math.prod(a.size for a in atoms(s.index) if isinstance(a, Var))
-            k.bytes_written += n * s.value.dtype.itemsize
-        k.operations = sum(map(weight, self.all)) * max(self.nest.size, 1)
-
-
-def weight(e: Expr) -> int:
-    """Operations that a value costs beside its arguments."""
-    return 16 if e.op in HEAVY else 4 if e.op == "round" else 0 if e.op == "const" else 1
-
-
-def length(kernels: Iterable[Kernel]) -> int:
-    """Instructions of an iteration, roughly, of all functions: what a compiler's time grows with, and faster than it."""
-    functions = {id(k.same_as or k): k.same_as or k for k in kernels}
-    return sum(weight(e) for k in functions.values() for e in k.expressions)
 
 
 def _storage(buffer: str) -> int:

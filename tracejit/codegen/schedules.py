@@ -15,6 +15,7 @@ from .c import Block, Writer
 from .dialect import CLAUSE, FIRST, FOLD, Dialect, finished, first_value, loses_nan
 from .index import Var
 from .kernel import HEAVY, Expr, Kernel, Reduction, Stage, below
+from .postponed import postponed_blocks
 from .streaming import Range, by_chunks, fetch_next_row
 
 COLUMNS, ROW_BLOCK = 1024, 16  # columns walked at once; rows summed in the element type before they are added in double
@@ -58,6 +59,8 @@ def _pointwise(w: Writer, k: Kernel) -> Body:
     stage, block = k.stages[0], Block()
     stores = stage.stores + stage.after
     roots = [s.value for s in stores]
+    if k.postponed:
+        return Body(*postponed_blocks(w, k), [])
     if k.tile:
         return _tiled(w, k)
     if not k.inner:

@@ -14,8 +14,8 @@ from weakref import WeakSet
 import torch
 
 from ..codegen.calls import call_of
+from ..codegen.cost import length
 from ..codegen.kernel import CannotLower
-from ..codegen.lower import length
 from ..codegen.source import Source, source_of
 from ..errors import FallbackWarning
 from ..ir.symbol import Symbol
@@ -46,6 +46,7 @@ class CpuExecutor(Executor):
     """
 
     name = "cpu"
+    postpones_copies = True
 
     def __init__(self, *, allow_single_op_fusion: bool = False, kernel_cache: Optional[str] = None,
                  max_region_ops: int = MOST_CALLS, share_code: bool = True) -> None:

@@ -16,8 +16,8 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ..codegen.calls import call_of
+from ..codegen.cost import length
 from ..codegen.kernel import CannotLower
-from ..codegen.lower import length
 from ..errors import FallbackWarning
 from ..ir.proxy import TensorProxy
 from ..ir.symbol import Symbol

@@ -35,7 +35,7 @@ class ComparingExecutor(Executor):
     def __init__(self, inner: Executor) -> None:
         self.inner, self.name = inner, inner.name
         self.allow_single_op_fusion, self.max_region_ops = inner.allow_single_op_fusion, inner.max_region_ops
-        self.passes_over_long_rows = inner.passes_over_long_rows
+        self.passes_over_long_rows, self.postpones_copies = inner.passes_over_long_rows, inner.postpones_copies
         self.regions = 0
         self.found: Optional[Difference] = None
 

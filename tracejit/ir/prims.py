@@ -2,13 +2,14 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import Any, Callable
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..torch_private import conj_view, neg_view
-from .symbol import Symbol
+from .symbol import Symbol, aten_symbol
 
 
 def constant(value: torch.Tensor) -> torch.Tensor:
@@ -140,4 +141,5 @@ GROW_STORAGE = Symbol("grow_storage", grow_storage, writes_to=(0,), opaque=True)
 RESIZE_STORAGE = Symbol("resize_storage", resize_storage, writes_to=(0,), opaque=True)
 SET_METADATA = Symbol("set_metadata", set_metadata, writes_to=(0,), opaque=True)
 SET_TENSOR = Symbol("set_tensor", set_tensor, writes_to=(0,), opaque=True)
+POSTPONED_COPY = replace(aten_symbol(torch.ops.aten.copy_.default), postponed=True)
 BACKWARD_BEGINS = Symbol("backward_begins", backward_begins, opaque=True)

@@ -69,6 +69,7 @@ class Symbol:
     random: bool = False
     opaque: bool = False
     untold: bool = False                 # autograd is not told of its writes
+    postponed: bool = False              # a copy_ that takes effect when all that its region reads has been read
     numbers: bool = False                # takes and makes Python floats, held as tensors of no dims in float64
 
     def __hash__(self) -> int:

@@ -40,6 +40,7 @@ class Group:
     written: dict[int, list[TensorProxy]] = field(default_factory=dict)          # by storage
     reads: dict[int, set[TensorProxy]] = field(default_factory=dict)             # memory read, by storage
     origins: dict[TensorProxy, frozenset[TensorProxy]] = field(default_factory=dict)   # value -> memory it is made from
+    postponed: Optional[int] = None      # a copy_ that takes effect when all else has been read
     spread: set[TensorProxy] = field(default_factory=set)      # memory that is read neither index for index nor row by row
 
     @property

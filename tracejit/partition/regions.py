@@ -26,15 +26,19 @@ What a region is, for whoever generates code for it:
     it reduces what it stores to, all that a row needs before it stores any of that row.
   - Calls that may raise stand before the writes of later regions and after those of earlier ones: a kernel holds either
     calls that may raise or `copy_`, never both. Several may share a kernel: it must report the first in program order.
+  - Where the executor says `postpones_copies`, the last call may be `POSTPONED_COPY`, whatever bytes of its destination the region reads:
+    it takes effect when all that the region reads has been read. The region then writes nothing else.
 """
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from dataclasses import replace
 from typing import Any, Collection, Iterable, Optional, Sequence
 
 from ..errors import TraceError
 from ..ir.cached import cached_property
+from ..ir.prims import POSTPONED_COPY
 from ..ir.printer import bound_symbol_text
 from ..ir.proxy import TensorProxy
 from ..ir.symbol import Symbol
@@ -43,6 +47,7 @@ from ..options import fuel
 from .dependence import Dependence, dependence
 from .groups import ROW_GATHERS, SMALL, Group, Membership
 from .merging import merge, most_calls
+from .postponing import postpone
 from .spaces import Space, space_of
 
 LOOK = 6                     # how many groups beyond the first possible one are tried
@@ -152,7 +157,7 @@ class Walk:
         for n in range(len(self.known.calls)):
             if not self.known.free[n]:
                 self.at[n] = self.place(n)
-        return merge(self.groups, self.known, self.member, self.at)
+        return postpone(merge(self.groups, self.known, self.member, self.at), self.known)
 
     def place(self, n: int) -> int:
         taker = self.known.taker[n]
@@ -286,8 +291,10 @@ class Emission:
         """Emit g as a region; False when its executor does not make a kernel of it."""
         if self.regions >= self.fuel or len(g.calls) == 1 and not getattr(g.executor, "allow_single_op_fusion", False):
             return False
-        inside = self.inside(g.executor, g.calls)
-        subsymbols = tuple(self.calls[n] for n in inside)
+        inside = self.inside(g.executor, [n for n in g.calls if n != g.postponed])
+        if g.postponed is not None:                            # the last, whatever stood between in the program
+            inside += [n for n in self.inside(g.executor, [g.postponed]) if n not in inside]
+        subsymbols = tuple(self.calls[n] if n != g.postponed else replace(self.calls[n], sym=POSTPONED_COPY) for n in inside)
         arguments = self.arguments(inside)
         output = [o for n in sorted(g.calls) for o in self.known.outputs(n) if o in self.wanted]
         first = self.calls[min(g.calls)]
@@ -304,9 +311,12 @@ class Emission:
 
     def split(self, g: Group) -> None:
         """What is not one kernel may be two; a call that is none runs alone."""
-        calls = sorted(g.calls)
+        calls = sorted(n for n in g.calls if n != g.postponed)
         cut = len(calls) // 2
-        parts = [Group(g.executor, part) for part in (calls[:cut], calls[cut:])] if cut else [Group(None, calls)]
+        if g.postponed is not None:
+            parts = [Group(g.executor, calls), Group(None, [g.postponed])]
+        else:
+            parts = [Group(g.executor, part) for part in (calls[:cut], calls[cut:])] if cut else [Group(None, calls)]
         for part in parts:
             self.want(part.executor, part.calls)
         self.pending.extendleft(reversed(parts))

@@ -6,7 +6,8 @@ Guaranteed, else InplaceCopyError with the op, the argument, the region and the 
   - inside a fusion region, memory that the region writes is read only index for index: by pointwise ops whose result
     has the shape of what is read, down to the write; or row by row: reductions over one set of dims may read it, and what they
     make may meet the elements of its own row again. A kernel loads all that a row needs before it stores there.
-  - two writes of one region overlap only if they are the same view.
+  - two writes of one region overlap only if they are the same view;
+  - a postponed `copy_` stands last in its region and is its only write: it may overwrite whatever that region reads.
 """
 from __future__ import annotations
 
@@ -92,7 +93,10 @@ def _check_region(region: BoundSymbol) -> None:
                 if overlaps(w.bytes, other.bytes) and not w.same_view(other):
                     _refuse(region, sub, w, f"overlaps {other.name}, which the region writes too")
             others.append(w)
-    if written:
+    postponed = [sub for sub in region.subsymbols if sub.sym.postponed]
+    if postponed and (postponed != [region.subsymbols[-1]] or len(region.written) > 1):
+        _refuse(region, postponed[0], postponed[0].written[0], "is postponed, but not the last and only write")
+    if written and not postponed:
         _check_reads(region, written)
 
 
