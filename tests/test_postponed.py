@@ -12,7 +12,7 @@ def heat(u):
 
 
 def from_above(u):
-    u[3:] += u[:-3]
+    u[3:] = u[3:] + u[:-3]
 
 
 def from_below(u):
