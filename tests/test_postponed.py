@@ -32,6 +32,16 @@ def of_a_slab(u):
     v[1:, 1:] = v[:-1, :-1] + v[1:, 1:]
 
 
+def of_neighbours(u):
+    v = u.view(-1)
+    v[2:-1] = v[:-3] * 0.5 + v[3:] - v[1:-2]
+
+
+def of_every_third(u):
+    v = u.view(-1)[:, None].view(-1, 3)[:, 1]
+    v[:-9] = v[9:] - v[:-9]
+
+
 def read_afterwards(u):
     u[1:] = u[:-1] * 2 + u[1:]
     return u.sum(1), u[5] * 2
@@ -43,7 +53,7 @@ def beside_a_result(u):
     return difference
 
 
-PROGRAMS = (heat, from_above, from_below, from_both, along_rows, of_a_slab, read_afterwards, beside_a_result)
+PROGRAMS = (heat, from_above, from_below, from_both, along_rows, of_a_slab, of_neighbours, of_every_third, read_afterwards, beside_a_result)
 
 
 def run(fn, u, threads=1):
@@ -96,12 +106,21 @@ def test_shares_that_hold_few_rows(rows, behind, ahead):
         check(reach, torch.randn(rows, 20_000), threads)
 
 
+@pytest.mark.parametrize("size", (64 * 2048, 64 * 2048 + 1, 150_001))
+@pytest.mark.parametrize("behind, ahead", ((1, 0), (0, 1), (2047, 2050), (5000, 1)))
+def test_shares_of_neighbours(size, behind, ahead):
+    def reach(u):
+        u[behind:size - ahead] = u[:size - behind - ahead] * 0.5 + u[behind + ahead:] + u[behind:size - ahead]
+    for threads in (1, 5, 16):
+        check(reach, torch.randn(size), threads)
+
+
 def test_what_is_not_in_rows_goes_through_a_temporary():
     def transposed(u):
         u[:, 1:] = u.t()[:, :-1] + u[:, 1:]
-    def flat(u):
-        u.view(-1)[1:] = u.view(-1)[:-1] * 2
-    for fn in (transposed, flat):
+    def far(u):
+        u.view(-1)[50_000:] = u.view(-1)[:-50_000] * 2
+    for fn in (transposed, far):
         compiled = check(fn, torch.randn(300, 300), 2)
         assert "places" not in "".join(k.source for k in compiled.kernels)
 

@@ -106,6 +106,7 @@ class Postponed:
     waiting: Store
     behind: int
     ahead: int
+    length: int                          # steps of the outermost loop that are a row
 
 
 @dataclass
