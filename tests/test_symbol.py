@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from tracejit.ir.symbol import Symbol, aten_symbol
+from tracejit.ir.torch_names import _plain_name, torch_name
 
 from cases.handmade import aten, call, tensor
 from cases.parity import assert_parity
@@ -212,3 +213,13 @@ def test_wider_out_argument_widens_the_accumulation(name):
     torch.manual_seed(0)
     sample = torch.rand(1, 1000)
     assert_parity(program, lambda: (sample.clone(),))
+
+
+def test_functions_have_the_names_that_torch_gives_them():
+    functions = torch.overrides._get_overridable_functions()[1]
+    told = {theirs: _plain_name(func) for func, theirs in functions.items()}
+    others = {"torch.nn.functional._sym_int", "torch.spmm", "torch.hspmm", "torch.sspaddmm", "torch.nn.functional._Any"}     # one of several
+    assert {theirs for theirs, ours in told.items() if ours not in (theirs, None)} <= others
+    common = ["torch.relu", "torch.nn.functional.gelu", "torch.Tensor.add", "torch.Tensor.__getitem__", "torch.Tensor.shape.__get__"]
+    assert [told[name] for name in common] == common
+    assert torch_name(torch.linalg.inv) == "torch.linalg.inv" and torch_name(written) is None

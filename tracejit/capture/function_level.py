@@ -14,13 +14,14 @@ from dataclasses import replace
 from typing import Any, Callable, Iterator, Optional
 
 import torch
-from torch.overrides import TorchFunctionMode, handle_torch_function, resolve_name
+from torch.overrides import TorchFunctionMode, handle_torch_function
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ..errors import UnsupportedError, located
 from ..ir import prims
 from ..ir.proxy import layout_is_ambiguous
 from ..ir.symbol import Symbol
+from ..ir.torch_names import torch_name
 from ..ir.trace import NOWHERE, BoundSymbol, SourceLine
 from ..torch_private import (function_modes_see, saved_tensor_hooks, set_grad_mode, tensor_set,
                              unseen_by_function_modes)
@@ -66,7 +67,7 @@ def function_symbol(func: Callable) -> Symbol:
     owner = getattr(func, "__self__", None)
     if isinstance(owner, type):                                # Function.apply
         return Symbol(f"{owner.__name__}.{func.__name__}", func, opaque=True)
-    name = resolve_name(func) or getattr(func, "__qualname__", None) or getattr(func, "__name__", "call")
+    name = torch_name(func) or getattr(func, "__qualname__", None) or getattr(func, "__name__", "call")
     return Symbol(name, func, opaque=True)
 
 

@@ -21,7 +21,8 @@ _LOAD = re.compile(r"\s*const \w[\w ]* t\d+ = [^;]*;|\s*\w[\w ]* \*a\d+ = p\[\d+
 @lru_cache(None)
 def _rare() -> re.Pattern:
     """Calls of functions of which the C here has another that only watches for rare arguments, of floats, doubles or both."""
-    text = "\n".join(path.read_text() for path in sorted(Path(__file__).parent.glob("*.c")))
+    paths = sorted(Path(__file__).parent.glob("*.c"))
+    text = "\n".join(line for path in paths for line in path.read_text().split("\n") if "(u32 *far" in line)     # few of thousands
     found = {name + kind.replace("##s", "[fd]") for name, kind in re.findall(r"\btj_(\w+_)near_(##s|\w)\(u32 \*far", text)}
     return re.compile(rf"\btj_({'|'.join(sorted(found))})\(")
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
 
 import torch
-from torch.overrides import resolve_name
 from torch.utils._pytree import tree_map
 
 from .proxy import TensorConstant, TensorProxy
 from .symbol import Symbol
+from .torch_names import torch_name
 from .trace import BoundSymbol, Modes, Trace
 
 WIDTH = 120                  # columns of a line
@@ -112,7 +112,8 @@ def callable_text(fn: Callable, name: str, scope: Scope) -> str:
 def public_path(fn: Callable) -> str:
     """`torch.nn.functional.gelu` for that very function, "" when there is no such path."""
     own = f"torch.{getattr(fn, '__name__', '')}"              # before other names of the same function, as spmm for mm
-    return next((path for path in (own, resolve_name(fn) or "") if path.startswith("torch.") and _leads_to(path, fn)), "")
+    path = own if _leads_to(own, fn) else torch_name(fn) or ""
+    return path if path.startswith("torch.") and _leads_to(path, fn) else ""
 
 
 def _leads_to(path: str, fn: Callable) -> bool:

@@ -125,9 +125,10 @@ def _write_checks(state: State, found: list[tuple]) -> None:
     owners: dict[int, list[tuple]] = {}
     cells: list[tuple] = []
     residue: list[tuple] = []
+    tables: dict[int, Any] = {}
     for location, value, key in found:
         condition = _condition(value, key)
-        if condition is None or not _has_form(location.slot, value):
+        if condition is None or not _has_form(location.slot, value, tables):
             residue.append((location, value, key))
         elif type(location.slot) is CellSlot:
             cells.append((location, condition))
@@ -195,8 +196,8 @@ def _opened(value: Any, kind: type) -> Optional[Condition]:
     return Condition("has items", kind, tuple(conditions))
 
 
-def _has_form(slot: Any, value: Any) -> bool:
-    """Is this a place that C reads, and does it hold `value` now?"""
+def _has_form(slot: Any, value: Any, tables: dict[int, Any]) -> bool:
+    """Is this a place that C reads, and does it hold `value` now? tables: by id of a namespace, its dictionary, None where C reads none."""
     kind = type(slot)
     if kind is CellSlot:
         return value is not MISSING
@@ -207,10 +208,10 @@ def _has_form(slot: Any, value: Any) -> bool:
         return False
     if kind is ClassSlot or kind is CodeSlot:
         return type(owner).__weakrefoffset__ != 0 and (kind is ClassSlot or type(owner) is types.FunctionType)
-    if not _has_table(slot.space, owner):
-        return False
-    names = slot.space.fetch()
-    return value is names if kind is SpaceSlot else type(slot.name) is str and names.get(slot.name, MISSING) is value
+    if id(slot.space) not in tables:
+        tables[id(slot.space)] = slot.space.fetch() if _has_table(slot.space, owner) else None
+    names = tables[id(slot.space)]
+    return names is not None and (value is names if kind is SpaceSlot else type(slot.name) is str and names.get(slot.name, MISSING) is value)
 
 
 def _has_table(space: Namespace, owner: Any) -> bool:
