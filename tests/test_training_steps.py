@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+import torch.utils.checkpoint
 
 import tracejit
 
@@ -211,3 +212,21 @@ def test_a_loss_that_is_not_finite_changes_nothing():
             step(*poisoned(i))
         for a, b in zip(*(net.parameters() for net in nets)):
             assert torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+def test_a_step_that_is_recorded_in_vain_leaves_no_gradients_on_weights():
+    """Code of the user's in the backward pass takes gradients itself, of weights that it closes over."""
+    def run(jit):
+        torch.manual_seed(0)
+        inner, head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def step(x):
+            loss = head(torch.utils.checkpoint.checkpoint(inner, x, use_reentrant=True)).square().mean()
+            loss.backward()
+            return loss.detach()
+
+        step = jit(step)
+        return [step(torch.ones(3, 4, requires_grad=True)) for _ in range(2)] + [p.grad for m in (inner, head) for p in m.parameters()]
+
+    eager, jitted = run(lambda step: step), run(tracejit.jit)
+    assert all(type(t) is torch.Tensor and torch.allclose(t, e) for t, e in zip(jitted, eager))

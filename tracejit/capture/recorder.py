@@ -280,6 +280,9 @@ class Recorder(TorchDispatchMode):
     def _fake(self, t: torch.Tensor) -> torch.Tensor:
         if is_fake(t):
             return t
+        if t.requires_grad and torch.is_grad_enabled():        # the history would lead to the caller's tensor, and gradients to its `.grad`
+            raise UnsupportedError("code that the function level does not see, as in a backward pass within the call, computes with a "
+                                   "tensor of the caller's under autograd: call backward outside", where=str(self.source()))
         fake = self.fakes.find(t)
         return self.on_new_input(t) if fake is None else fake
 
