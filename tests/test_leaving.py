@@ -1,5 +1,6 @@
 """What leaves a call, in its result or in what it stores, is what eager leaves."""
 import collections
+import dataclasses
 import functools
 import types
 
@@ -122,3 +123,73 @@ def test_an_object_from_a_helper_is_made_anew_at_each_call():
     compiled = tracejit.jit(lambda x: bare(x * 2), fallback="error")
     first, second = compiled(torch.ones(2)), compiled(torch.full((2,), 2.0))
     assert first is not second and first.value.tolist() == [2, 2] and second.value.tolist() == [4, 4]
+
+
+@dataclasses.dataclass
+class Pair:
+    left: object
+    right: object
+
+
+def twice(made):
+    return made, made
+
+
+def appended(items):
+    made = [items[0] * 2]
+    items.append(made)
+    made.append(3)
+    return made
+
+
+def stored(pair):
+    pair.right = {"sum": pair.left.sum()}
+    return [pair.right, pair.right]
+
+
+def held(x):
+    made = Held([x * 2])
+    return made, made.value
+
+
+HISTORY = [torch.zeros(2)]
+
+
+def kept(x):
+    HISTORY[:] = [x * 2]
+    return HISTORY
+
+
+SHARED = {
+    "new list": (lambda x: twice([x * 2]), torch.ones, lambda r, a: r[0] is r[1]),
+    "new dict": (lambda x: [*twice({"y": x * 2})], torch.ones, lambda r, a: r[0] is r[1]),
+    "new object": (lambda x: twice(Held(x * 2)), torch.ones, lambda r, a: r[0] is r[1]),
+    "list of an object": (held, torch.ones, lambda r, a: r[0].value is r[1]),
+    "argument": (lambda items: [items.append(items[0] * 2), items][1], lambda n: [torch.ones(n)], lambda r, a: r is a),
+    "within an argument": (lambda items: {"k": items[1]}, lambda n: [torch.ones(n), [torch.ones(n)]], lambda r, a: r["k"] is a[1]),
+    "object argument": (lambda pair: pair, lambda n: Pair(torch.ones(n), 0), lambda r, a: r is a),
+    "list put into an argument": (appended, lambda n: [torch.ones(n)], lambda r, a: r is a[1] and r[1] == 3),
+    "dict put into an argument": (stored, lambda n: Pair(torch.ones(n), 0), lambda r, a: r[0] is r[1] is a.right),
+    "global": (kept, torch.ones, lambda r, a: r is HISTORY and r[0].tolist() == (a * 2).tolist()),
+}
+
+
+@pytest.mark.parametrize("program, given, shares", SHARED.values(), ids=SHARED)
+def test_containers_and_objects_are_the_same_where_eager_returns_the_same(program, given, shares):
+    compiled = tracejit.jit(program, fallback="error")
+    results = []
+    for _ in range(3):
+        argument = given(2)
+        results.append(compiled(argument))
+        assert shares(results[-1], argument)
+    assert program is kept or results[1] is not results[2]
+
+
+def test_an_object_of_the_call_that_leads_back_to_itself_is_not_captured():
+    def program(x):
+        made = Held(x * 2)
+        made.itself = made
+        return made
+
+    with pytest.raises(tracejit.UnsupportedError, match="shares a Held"):
+        tracejit.jit(program, fallback="error")(torch.ones(2))

@@ -9,117 +9,22 @@ from __future__ import annotations
 
 import collections
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Hashable, Iterator
 
+from .keys import MISSING, PLAIN, contents, freeze, is_numpy, items_of
 from .lines import StateError
-from .keys import MISSING, PLAIN, contents, freeze, instance_dict, is_container, is_numpy, items_of
 from .state import Namespace, NameSlot, root_of
+from .stored import Encoder, Old, link, resolve
 
-# ---------------------------------------------------------------- values to store
-
-
-class Existing:
-    """Stands in a stored value for a container from before the call: at a replay, what `slot` holds then."""
-
-    __slots__ = ("slot",)
-
-    def __init__(self, slot: Any) -> None:
-        self.slot = slot
-
-
-class Old:
-    """Stands among the new items of a container for the item that was at `index` before the write."""
-
-    __slots__ = ("index",)
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-
-class Shared:
-    """Stands for the value that an earlier write of the same call stored: `a.x = a.y = []` is one list."""
-
-    __slots__ = ("index",)
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-
-PLACEHOLDERS = (Existing, Old, Shared)
-_REBUILT = (dict, list, tuple, set, frozenset, collections.deque, collections.OrderedDict,
-            collections.defaultdict)
-
-
-class _Encoder:
-    """Puts placeholders into stored values for what must not be made anew at a replay."""
-
-    def __init__(self, slot_of: Callable[[Any], Any], has_copy: Callable[[Any], bool]) -> None:
-        self._slot_of, self._has_copy = slot_of, has_copy
-        self._stored: dict[int, int] = {}
-        self._open: set[int] = set()
-
-    def stored(self, value: Any, index: int) -> None:
-        """Write number `index` stores `value` as a whole."""
-        if type(value) not in PLAIN:
-            self._stored.setdefault(id(value), index)
-
-    def __call__(self, value: Any, path: str) -> Any:
-        if not is_container(value):
-            if type(value) not in PLAIN:
-                self._check_object(value, path)
-            return value
-        slot = self._slot_of(value)
-        if slot is not None:
-            return Existing(slot)
-        if id(value) in self._stored and not issubclass(type(value), (tuple, frozenset)):
-            return Shared(self._stored[id(value)])
-        if id(value) in self._open:
-            raise StateError(path, f"{path} is assigned a value that contains itself: store one that does not")
-        self._open.add(id(value))
-        new = _map_items(value, lambda item: self(item, path), path)
-        self._open.discard(id(value))
-        return new
-
-    def _check_object(self, value: Any, path: str) -> None:
-        """An object of the call is made anew at a replay: it may not hold containers from before the call."""
-        names = instance_dict(value)
-        if type(names) is dict and not (self._has_copy(names) or issubclass(type(value), types.ModuleType)):
-            for item in names.values():
-                if is_container(item) and self._slot_of(item) is not None:
-                    kind = type(value).__name__
-                    raise StateError(path, f"{path} is assigned a new {kind} that shares a container with "
-                                           "state from before: give it a copy")
-
-
-def _map_items(value: Any, function: Callable[[Any], Any], path: str = "") -> Any:
-    """The container with each item mapped; the very same object when no item changes."""
-    kind = type(value)
-    keys = [key for key, _ in items_of(value)] if issubclass(kind, dict) else []
-    old = list(contents(value))
-    new = [function(item) for item in old]
-    if all(a is b for a, b in zip(old, new)):
-        return value
-    if kind in (dict, collections.OrderedDict):
-        return kind(zip(keys, new))
-    if kind is collections.defaultdict:
-        return kind(value.default_factory, zip(keys, new))
-    if kind is collections.deque:
-        return kind(new, value.maxlen)
-    if kind in _REBUILT:
-        return kind(new)
-    if issubclass(kind, tuple):
-        return tuple.__new__(kind, new)
-    raise StateError(path, f"{path} is assigned a new {kind.__name__} that shares a container with other state: "
-                           "store a list, tuple or dict")
-
+RESULT = "the result"
 
 # ---------------------------------------------------------------- writes
 
 @dataclass(frozen=True, eq=False)
 class StateWrite:
     """One change of state. `how`: attribute, add (to a number), delete, setitem, delitem, items (of a list,
-    deque or set).
+    deque or set); or result, what the call returns, which is no change, but may hold what is stored or was there.
 
     `slot` is what is assigned or, for the last three, what holds the container. `value` is what is stored:
     the new items for `items`, `[key, value]` when the key is no plain value, None for a deletion. It may hold
@@ -144,26 +49,17 @@ class StateWrite:
         replay([self], [materialize(self.value)], roots)
 
 
-def replay(writes: list[StateWrite], values: list, roots: Any = None) -> None:
-    """Performs `writes` of materialized `values`: what they refer to is looked up before the first one."""
+def replay(writes: list[StateWrite], values: list, roots: Any = None) -> list:
+    """Performs `writes` of materialized `values`: what they refer to is looked up before the first one. Returns what is stored."""
     holders = [w.slot.read(roots) if w.how in ("setitem", "delitem", "items") else None for w in writes]
     stored: list = []
     for write, holder, value in zip(writes, holders, values):
         old = list(contents(holder)) if write.how == "items" else []
-        stored.append(_resolve(value, old, stored, roots))
+        stored.append(resolve(value, old, roots))
+    stored = [link(value, stored) for value in stored]
     for write, holder, value in zip(writes, holders, stored):
         _perform(write, holder, value, roots)
-
-
-def _resolve(value: Any, old: list, stored: list, roots: Any) -> Any:
-    kind = type(value)
-    if kind is Existing:
-        return value.slot.read(roots)
-    if kind is Old:
-        return old[value.index]
-    if kind is Shared:
-        return stored[value.index]
-    return _map_items(value, lambda item: _resolve(item, old, stored, roots)) if kind in _REBUILT else value
+    return stored
 
 
 def _perform(write: StateWrite, holder: Any, value: Any, roots: Any) -> None:
@@ -174,6 +70,8 @@ def _perform(write: StateWrite, holder: Any, value: Any, roots: Any) -> None:
         write.slot.write(write.slot.read(roots) + value, roots)
     elif write.how in ("attribute", "delete"):
         write.slot.write(MISSING if write.how == "delete" else value, roots)
+    elif write.how == "result":
+        return
     elif write.how == "setitem":
         _dict_type(holder).__setitem__(holder, key, value)
     elif write.how == "delitem":
@@ -274,16 +172,17 @@ class Journal:
             del self._containers[id(value)]
         return found
 
-    def writes(self, moved: dict[tuple[int, str], int]) -> list[StateWrite]:
-        """The changes since the first touch; of the attributes in `moved`, by how much they are moved.
+    def writes(self, moved: dict[tuple[int, str], int], result: Any, slot_of: Callable[[Any], Any]) -> list[StateWrite]:
+        """The changes since the first touch; of the attributes in `moved`, by how much they are moved. At last the result,
+        if it holds something that is stored, that was there before, or that it holds twice.
 
-        Raises UnsupportedError for a change that cannot be replayed.
+        slot_of: of an object that is an argument. Raises StateError for a change that cannot be replayed.
         """
         for value, copy, path in self._buffers.values():
             if freeze(value) != freeze(copy):
                 raise StateError(path, f"the call writes to the memory of {path}, a {type(value).__name__}: "
                                        "keep such data in a tensor")
-        encode = _Encoder(self.slot_of, lambda names: id(names) in self._names)
+        encode = Encoder(lambda value: self.slot_of(value) or slot_of(value), lambda names: id(names) in self._names)
         found: list[StateWrite] = []
         for value, slot, copy, path in self._containers.values():
             found += _container_writes(value, slot, copy, path, encode)
@@ -294,10 +193,11 @@ class Journal:
             if value is MISSING:
                 found.append(StateWrite(path, "delete", slot))
                 continue
-            new = encode(value, path)
-            encode.stored(value, len(found))
-            found.append(StateWrite(path, "attribute", slot, new))
-        return found
+            found.append(StateWrite(path, "attribute", slot, encode(value, path)))
+        found.append(StateWrite(RESULT, "result", None, encode(result, RESULT)))
+        shared = encode.shared([write.value for write in found])
+        found = [replace(write, value=value) for write, value in zip(found, shared)]
+        return found if found[-1].value is not result else found[:-1]
 
     def _changed_slots(self) -> Iterator[tuple[Any, Any, str, Hashable]]:
         for space, names, copy, path in self._names.values():
@@ -347,7 +247,7 @@ def _same_pair(a: Any, b: Any) -> bool:
     return type(a) is type(b) is tuple and len(a) == len(b) == 2 and a[0] is b[0] and a[1] is b[1]
 
 
-def _container_writes(value: Any, slot: Any, copy: list, path: str, encode: _Encoder) -> list[StateWrite]:
+def _container_writes(value: Any, slot: Any, copy: list, path: str, encode: Encoder) -> list[StateWrite]:
     if issubclass(type(value), dict):
         return _dict_writes(value, slot, copy, path, encode)
     if issubclass(type(value), (tuple, frozenset)) or _same_items(copy, list(contents(value))):
@@ -367,7 +267,7 @@ def _container_writes(value: Any, slot: Any, copy: list, path: str, encode: _Enc
     return [StateWrite(path, "items", slot, tuple(nodes))]
 
 
-def _dict_writes(value: dict, slot: Any, copy: list, path: str, encode: _Encoder) -> list[StateWrite]:
+def _dict_writes(value: dict, slot: Any, copy: list, path: str, encode: Encoder) -> list[StateWrite]:
     now = list(items_of(value))
     if _same_items(copy, now):
         return []

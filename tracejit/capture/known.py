@@ -159,6 +159,10 @@ class KnownState:
                     if value is not None:
                         self.adopt(value, f"{record.path}.{name}", NameSlot(space, name))
 
+    def argument_at(self, value: Any) -> Any:
+        """The slot of an object that the caller takes apart; None for all else."""
+        return self.objects[id(value)].space.via if id(value) in self.arguments else None
+
     def adopt_argument(self, value: Any, path: str, slot: Any) -> None:
         """An argument that the caller takes apart and guards: writes are journaled, reads not registered.
 

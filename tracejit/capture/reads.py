@@ -28,12 +28,13 @@ from .frame_reads import FrameReader
 from .frames import GLUE, SKIP, WATCH, CodeFacts, facts, is_torchs_look, known_facts, watched_above, where
 from .hook import set_profile
 from .impure import has_hidden_state, is_impure, refused
-from .journal import PLACEHOLDERS, StateWrite
+from .journal import StateWrite
 from .known import Known, KnownState
 from .lines import StateError, read_at, written_at
 from .locations import Location
 from .sites import attribute_at, evaluate
 from .keys import HEAP_TYPE, MISSING, PLAIN, contents, instance_dict, is_container, is_contents, is_tensor
+from .stored import PLACEHOLDERS
 from .state import GetSlot, ItemSlot, RootSlot
 
 _BY_NAME = (getattr, hasattr, setattr, delattr)
@@ -108,8 +109,6 @@ class StateReads:
         for name, value in given:
             self.state.adopt_argument(value, name, None)
 
-    # ------------------------------------------------------------ what callers ask
-
     @property
     def locations(self) -> list[Location]:
         return self.state.locations
@@ -128,11 +127,12 @@ class StateReads:
         known = id(value) in self.state.objects and id(value) not in self.state.arguments
         return known and id(value) not in self.provisional or id(value) in self.state.containers or type(value) in PLACEHOLDERS
 
-    def writes(self) -> list[StateWrite]:
-        """How the call changed the state it met. UnsupportedError for a change that cannot be replayed."""
+    def writes(self, result: Any = None) -> list[StateWrite]:
+        """How the call changed the state it met, and the result if it shares objects with that. UnsupportedError for a change
+        that cannot be replayed."""
         ran = self.frames.entered.values()
         try:
-            found = self.state.journal.writes(self._moved)
+            found = self.state.journal.writes(self._moved, result, self.state.argument_at)
         except StateError as e:
             raise UnsupportedError(str(e), where=written_at(e.path, ran)) from None
         unknown = {id(record.space): record.path for record in self.provisional.values()}

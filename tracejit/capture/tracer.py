@@ -227,11 +227,12 @@ class _Capture:
         if self.level.recorder.half_done:
             raise UnsupportedError(f"the program catches an error of {self.level.recorder.half_done}, which writes many tensors: "
                                    "catch it around the jitted function")
-        writes, outputs = self.reads.writes(), []
-        if self.level.checkpointed and (writes or any(b.written or b.sym.random for b in self.level.recorder.bound_symbols)):
+        writes, outputs = self.reads.writes(result), []
+        linked = bool(writes) and writes[-1].how == "result"
+        if self.level.checkpointed and (len(writes) > linked or any(b.written or b.sym.random for b in self.level.recorder.bound_symbols)):
             raise UnsupportedError("checkpoint runs a function again in backward that writes or draws random numbers: "
                                    "leave checkpoint out; the option recompute='always' spares memory")
-        structure = self.take(result, outputs)
+        structure = self.take(None if linked else result, outputs)
         results, effects = len(outputs), []
         for write in writes:
             start = len(outputs)

@@ -109,8 +109,8 @@ def _with_grads(outputs: tuple, inputs: list, grads: tuple[tuple[int, int], ...]
 def _finish(outputs: tuple, build: Callable[[tuple], Any], effects: tuple[StateEffect, ...], call: Any) -> Any:
     result = build(outputs)
     values = [e.structure.unflatten(list(outputs[e.start:e.stop])) for e in effects]
-    replay([e.write for e in effects], values, call.roots)
-    return result
+    stored = replay([e.write for e in effects], values, call.roots)
+    return stored[-1] if effects and effects[-1].write.how == "result" else result
 
 
 def _builder(structure: Structure, results: int) -> tuple[Callable[[tuple], Any], str]:
