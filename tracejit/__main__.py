@@ -20,7 +20,8 @@ from .inspection.html import page
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """The command; returns its exit status. A wrong name or expression ends it with a message and status 2."""
-    parser = argparse.ArgumentParser(prog="python -m tracejit", description="Look at what tracejit makes of a function, and at what it keeps.")
+    parser = argparse.ArgumentParser(prog="python -m tracejit",
+                                     description="Look at what tracejit makes of a function, and at what it keeps.")
     commands = parser.add_subparsers(dest="command", required=True)
     explaining = commands.add_parser("explain", help="compile a function, call it once, and tell what became of it")
     explaining.add_argument("function", help="module:function, or module:object.attribute")

@@ -172,7 +172,8 @@ class CompiledFunction:
             print(f"tracejit: {self.name} compiled for entry {self._misses}: {why}", file=sys.stderr)
         if self._misses > MANY and not self._warned_of_retraces:
             self._warned_of_retraces = True
-            warnings.warn(f"{self.name} was compiled {self._misses} times; {self._retraces.warning()}", RetraceWarning, stacklevel=stack_level())
+            warnings.warn(f"{self.name} was compiled {self._misses} times; {self._retraces.warning()}", RetraceWarning,
+                          stacklevel=stack_level())
         return entry, tensors
 
     def _lowered(self, inputs: CallInputs, places: Places) -> tuple[Capture, Any]:
@@ -222,7 +223,8 @@ class CompiledFunction:
 
     def cache_info(self) -> CacheInfo:
         """Counts since the last `cache_clear`."""
-        return CacheInfo(self._hits + hits(self, self._calls), self._misses, self._fallbacks, sum(map(len, self._tables.values())), self._retraces.lines)
+        entries = sum(map(len, self._tables.values()))
+        return CacheInfo(self._hits + hits(self, self._calls), self._misses, self._fallbacks, entries, self._retraces.lines)
 
     def cache_clear(self) -> None:
         """Forget all entries and counts."""
@@ -391,7 +393,8 @@ def explain(fn: Callable, *args: Any, **kwargs: Any) -> Explanation:
         eager = str(error)
     guards = [line for table in fresh._tables.values() for line in table.describe()]
     executors = [e for e in asked(known.options.executors, known.options.executor_options) if e is not TORCH]
-    return explanation(known.name, eager, fresh.last_traces, executors, guards, max(known.cache_info().entries, 1), True, fresh.replayed_because)
+    entries = max(known.cache_info().entries, 1)
+    return explanation(known.name, eager, fresh.last_traces, executors, guards, entries, True, fresh.replayed_because)
 
 
 def bisect(fn: Callable, *args: Any, **kwargs: Any) -> Optional[Difference]:

@@ -30,7 +30,8 @@ def function(k: Kernel, w: Writer, body: Block, grid: int, block: int, resident:
     each thread the registers that reductions need: ptxas spills some for still more blocks where it is not told."""
     wide = any(e.dtype is torch.float64 for e in k.expressions)
     resident = resident or max((FEW_THREADS if wide else MANY_THREADS) // block, 1)
-    return Function(f"{block}, {resident}", _short("\n".join(Block([body]).text())), (*parameters_of(k, w.pointers, w.d), *scratch), grid, block)
+    text = _short("\n".join(Block([body]).text()))
+    return Function(f"{block}, {resident}", text, (*parameters_of(k, w.pointers, w.d), *scratch), grid, block)
 
 
 def _short(text: str) -> str:

@@ -24,8 +24,8 @@ class Launch:
     """`grid` x `copies` blocks of `block` threads of function `name`: the same work on as many sets of tensors.
 
     It takes addresses: of a buffer's memory, or (None) of the scratch memory `offset` bytes from its start; and the values of Python
-    floats; for each parameter, those of its copies. table: 0: each is an argument; else they are one argument, a table of so many a parameter. Index 0
-    of a buffer is its storage's first element.
+    floats; for each parameter, those of its copies. table: 0: each is an argument; else they are one argument, a table of
+    so many a parameter. Index 0 of a buffer is its storage's first element.
     """
 
     name: str

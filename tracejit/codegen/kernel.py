@@ -25,9 +25,9 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 DTYPES = (*FLOATS, *INTEGERS, torch.bool)
 
 # Primitives that cost many operations.
-HEAVY = frozenset({"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "tanh", "erf", "erfc", "sigmoid",
-                   "silu", "gelu", "gelu_tanh", "pow", "number_pow", "softplus", "elu", "atan", "atan2", "remainder", "fmod", "silu_backward",
-                   "gelu_backward", "gelu_tanh_backward", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh"})
+HEAVY = frozenset("""exp exp2 expm1 log log2 log10 log1p sin cos tan tanh erf erfc sigmoid silu gelu gelu_tanh pow number_pow
+    softplus elu atan atan2 remainder fmod silu_backward gelu_backward gelu_tanh_backward asin acos sinh cosh asinh acosh
+    atanh""".split())
 
 
 # What a kernel reports, by the number that it returns.

@@ -161,7 +161,8 @@ class Nests:
         if math.prod(shape) != nest.size or not nest.size:
             return False
         if nest.reduced is not None:
-            return nest.shape == shape and nest.reduced == reduced and not (nest.ends_with_its_reductions and self._needs_reduction(nest, c))
+            ends = nest.ends_with_its_reductions and self._needs_reduction(nest, c)
+            return nest.shape == shape and nest.reduced == reduced and not ends
         nest.shape, nest.reduced = shape, reduced
         return True
 

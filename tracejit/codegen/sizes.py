@@ -49,7 +49,8 @@ class Parted:
         """
         names = {k: f"given{n}" for n, k in enumerate(sorted(given))}
         text = "".join(part + names.get(k, number) for k, (part, number) in enumerate(zip(self.between, self.numbers)))
-        declared = {name: f"  const {_TYPES[_kind(self.numbers[k])]} {name} = {_read(_kind(self.numbers[k]), n)};" + f"    // {self.numbers[k].rstrip('l')} in this call" * told
+        declared = {name: f"  const {_TYPES[_kind(self.numbers[k])]} {name} = {_read(_kind(self.numbers[k]), n)};"
+                          + f"    // {self.numbers[k].rstrip('l')} in this call" * told
                     for n, (k, name) in enumerate(names.items())}
         return "\n".join(_with_declarations((text + self.between[-1]).split("\n"), declared))
 

@@ -155,6 +155,6 @@ class _Uncompiled:
 
 
 def _say(error: Exception, where: str = "") -> None:
-    advice = "" if isinstance(error, NoCompiler) else ("\nIts calls run as ops of torch. Another compiler is named in CC, another directory "
-                                                       "in XDG_CACHE_HOME")
+    advice = "" if isinstance(error, NoCompiler) else (
+        "\nIts calls run as ops of torch. Another compiler is named in CC, another directory in XDG_CACHE_HOME")
     warnings.warn(f"no CPU kernels: {error}{where}{advice}", FallbackWarning, stacklevel=2)

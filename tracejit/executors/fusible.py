@@ -85,7 +85,8 @@ def _why_not_computed(call: Call) -> str:
         return "" if call.dtype in row.dtypes else f"kernels for {call.name} do not take {call.dtype}"
     if not all(is_operand(call.args[n]) for n in row.inputs) or compute_dtype(row, call) not in row.dtypes:
         return f"kernels for {call.name} do not take these operands or dtypes"
-    return "" if _zero_dim_operands_ok(call) else "a half-precision op keeps a 0-dimensional operand at full precision: give it the dtype of the others"
+    return "" if _zero_dim_operands_ok(call) else (
+        "a half-precision op keeps a 0-dimensional operand at full precision: give it the dtype of the others")
 
 
 def _zero_dim_operands_ok(call: Call) -> bool:

@@ -76,7 +76,8 @@ def repro_script(region: BoundSymbol) -> str:
     return _SCRIPT.format(
         name=region.sym.name, lines=", ".join(dict.fromkeys(b.source.short for b in region.subsymbols if b.source.file)) or "a region",
         imports=_imports(scope), source=source.compiled, command=compile_command(source.flags), sizes=_sizes(source),
-        reference=reference, inputs=_inputs(region), names=", ".join(names), compared=[*(o.name for o in outputs), *names], errors={k: m for k, (_, m) in ERRORS.items()},
+        reference=reference, inputs=_inputs(region), names=", ".join(names), compared=[*(o.name for o in outputs), *names],
+        errors={k: m for k, (_, m) in ERRORS.items()},
         made="\n".join(f"    {p.name} = torch.empty_strided({p.shape}, {p.stride}, dtype={p.dtype})" for p in made) or "    pass",
         pointers=", ".join("ctypes.addressof(sizes)" if b is None else _pointer(holder[b.storage]) for b in source.buffers),
         results=", ".join(_result(o, holder[o.storage]) for o in outputs))

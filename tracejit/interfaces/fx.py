@@ -140,7 +140,8 @@ class _Writer:
             return self.node(b.sym.overload, *b.args, **b.kwargs)
         made = _FORMS[b.sym](self, *b.args, **b.kwargs) if b.sym in _FORMS else None
         if made is None:
-            raise UnsupportedError(f"{b.sym.name} of {b.comment or 'this call'} has no functional form in ATen: call it outside of what is exported", where=str(b.source))
+            raise UnsupportedError(f"{b.sym.name} of {b.comment or 'this call'} has no functional form in ATen: "
+                                   "call it outside of what is exported", where=str(b.source))
         return made
 
     def node(self, target: Any, *args: Any, **kwargs: Any) -> Node:

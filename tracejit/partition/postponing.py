@@ -1,8 +1,8 @@
 """A `copy_` to memory that a region reads through other views (`u[1:-1] = (u[:-2] + u[2:]) / 2`) as the last call of that region.
 
 In: groups in order. Out: the same, a lone `copy_` in the group that makes its value where nothing in between needs it elsewhere.
-Guaranteed: the region writes nothing else, reduces nothing and raises nothing, and nobody else needs the value: what runs the region may keep
-it in a few rows, and need not keep it whole.
+Guaranteed: the region writes nothing else, reduces nothing and raises nothing, and nobody else needs the value: what runs
+the region need not keep it whole.
 """
 from __future__ import annotations
 
