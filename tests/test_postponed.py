@@ -42,6 +42,21 @@ def of_every_third(u):
     v[:-9] = v[9:] - v[:-9]
 
 
+def of_images(u):
+    v = u.view(3, 500, -1)
+    v[:, 1:] = v[:, :-1] * 2 + v[:, 1:]
+
+
+def of_channels(u):
+    v = u.view(2, 3, -1)
+    v[..., :-1] = v[..., 1:] * 2 - v[..., :-1]
+
+
+def of_large_slabs(u):
+    v = u.view(70, 50, -1)[..., :500]
+    v[:, 1:, 1:] += v[:, :-1, :-1] * 3
+
+
 def read_afterwards(u):
     u[1:] = u[:-1] * 2 + u[1:]
     return u.sum(1), u[5] * 2
@@ -53,7 +68,8 @@ def beside_a_result(u):
     return difference
 
 
-PROGRAMS = (heat, from_above, from_below, from_both, along_rows, of_a_slab, of_neighbours, of_every_third, read_afterwards, beside_a_result)
+PROGRAMS = (heat, from_above, from_below, from_both, along_rows, of_a_slab, of_neighbours, of_every_third, of_images, of_channels,
+            of_large_slabs, read_afterwards, beside_a_result)
 
 
 def run(fn, u, threads=1):
@@ -82,7 +98,7 @@ def postponed(compiled):
 @pytest.mark.parametrize("threads", (1, 2))
 @pytest.mark.parametrize("fn", PROGRAMS, ids=lambda f: f.__name__)
 def test_rows_beyond_the_cache_and_one_threads_share(fn, threads):
-    compiled = check(fn, torch.randn(1500, 1204), threads)
+    compiled = check(fn, torch.randn(1500, 1400), threads)
     assert len(postponed(compiled)) == 1
     assert "places" in compiled.kernels[0].source              # no second pass, but a few rows that wait
     assert not [b for b in compiled.last_traces[-1].bound_symbols if b.sym.is_copy]

@@ -104,9 +104,10 @@ class Postponed:
 
     store: Store
     waiting: Store
+    row: Var
+    length: int                          # steps of `row` that are one row
     behind: int
     ahead: int
-    length: int                          # steps of the outermost loop that are a row
 
 
 @dataclass
