@@ -564,3 +564,10 @@ HELD = torch.nn.Linear(3, 3)
 @program(args=lambda: (torch.ones(2, 3, requires_grad=True),))
 def code_that_nobody_sees_takes_gradients_of_held_weights(x):
     checkpoint(HELD, x, use_reentrant=True).sum().backward()
+
+
+@program
+def an_object_that_leads_back_to_itself(x):
+    made = SimpleNamespace(value=x * 2)
+    made.itself = made
+    return made
