@@ -223,7 +223,7 @@ class CompiledFunction:
 
     def cache_info(self) -> CacheInfo:
         """Counts since the last `cache_clear`."""
-        entries = sum(map(len, self._tables.values()))
+        entries = sum(map(len, list(self._tables.values())))
         return CacheInfo(self._hits + hits(self, self._calls), self._misses, self._fallbacks, entries, self._retraces.lines)
 
     def cache_clear(self) -> None:

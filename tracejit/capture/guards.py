@@ -164,7 +164,7 @@ class EntryTable:
 
     def find(self, call: CallInputs) -> tuple[Any, list, Optional[Group]]:
         """(entry, program inputs, the entry's group), or (None, [], None)."""
-        for group in self.groups.values():
+        for group in list(self.groups.values()):               # another thread may add one meanwhile
             entry, inputs = group.find(call)
             if entry is not None:
                 return entry, inputs, group
@@ -178,7 +178,7 @@ class EntryTable:
 
     def describe(self) -> list[str]:
         """The Python state that the entries assume, in the user's terms."""
-        return [location.path for group in self.groups.values() for location in group.guards.locations]
+        return [location.path for group in list(self.groups.values()) for location in group.guards.locations]
 
     def __len__(self) -> int:
-        return sum(len(group.entries) for group in self.groups.values())
+        return sum(len(group.entries) for group in list(self.groups.values()))
