@@ -10,6 +10,7 @@ import threading
 import traceback
 import warnings
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch import nn
 
 import tracejit
 from tracejit import api
+from tracejit.capture.guards import EntryTable
 from tracejit.runtime import call_core
 
 SCALE = 2.0
@@ -316,6 +318,51 @@ def test_a_module_with_a_hundred_parameters_is_called_in_c():
     assert python_frames(functools.partial(model, x)) == []
 
 
+@pytest.mark.compiler
+@pytest.mark.parametrize("size", [None, 3])
+def test_what_a_cache_keeps_is_looked_at_when_it_was_written(size):
+    call_core.core()
+    scale = SimpleNamespace(n=2.0)
+    scaled = functools.lru_cache(size)(lambda n: n * scale.n)
+    scaled(1), scaled(2)
+    jfn, x = jitted(lambda x: x * scaled(1)), torch.ones(4)
+    for _ in range(4):
+        assert jfn(x)[0] == 2
+    if sys.version_info < (3, 13):                             # there a dictionary says that it was written
+        assert python_frames(functools.partial(jfn, x)) == []
+    scaled(3)
+    assert jfn(x)[0] == 2                                      # looked at anew, and again not
+    assert jfn.cache_info().misses == 1 and (sys.version_info >= (3, 13) or python_frames(functools.partial(jfn, x)) == [])
+    scale.n = 5.0
+    scaled.cache_clear()
+    for _ in range(4):
+        assert jfn(x)[0] == scaled(1) == 5
+    if size:
+        scale.n = 7.0
+        for n in range(10, 20):                                # one that gave way, and was asked for anew
+            scaled(n)
+        assert scaled(1) == 7 and jfn(x)[0] == 7
+
+
+@pytest.mark.compiler
+def test_a_function_with_a_cache_is_not_kept_by_calls_in_c():
+    call_core.core()
+    class Holder:
+        def __init__(self, n):
+            self.n = n
+    holder = Holder(0)
+    holder.of = functools.lru_cache(None)(Holder)
+    kept = weakref.ref(holder.of), weakref.ref(holder.of(3))
+    jfn = jitted(lambda x: x * holder.of(3).n)
+    for _ in range(4):
+        assert jfn(torch.ones(2))[0] == 3
+    holder.of = functools.lru_cache(None)(lambda n: Holder(n + 1))
+    gc.collect()
+    assert [r() for r in kept] == [None, None]
+    for _ in range(4):
+        assert jfn(torch.ones(2))[0] == 4
+
+
 OPTIMIZER_CHANGES = {
     "nothing": lambda opt, ps: None,
     "values of gradients": lambda opt, ps: ps[0].grad.mul_(3),
@@ -556,6 +603,16 @@ def test_threads_that_change_the_state_they_read(way):
     done.set()
     changing.join()
     assert not wrong
+
+
+def test_an_entry_is_looked_for_while_another_thread_files_one():
+    table = EntryTable()
+
+    def find(call):
+        table.groups.setdefault("filed meanwhile", table.groups["first"])
+        return None, []
+    table.groups["first"] = SimpleNamespace(find=find, entries={})
+    assert table.find(None) == (None, [], None) and len(table.groups) == 2
 
 
 @pytest.mark.compiler

@@ -28,8 +28,9 @@ class Results(dict):
     """Results of one cache, by number."""
 
 
-def _cache_of(function: Any, held: list) -> dict:
-    names = instance_dict(function)
+def cache_of(function: Any, held: list | None = None) -> dict:
+    """The dictionary in which a function keeps its results, one for all its life; held: what the function holds."""
+    names, held = instance_dict(function), gc.get_referents(function) if held is None else held
     return [h for h in held if type(h) is dict and h is not names][-1]        # results may be among those before it
 
 
@@ -37,7 +38,7 @@ def _link() -> type:
     """The class of what the dictionary of a bounded cache holds: each leads to its key, its result and this class, in this order."""
     bounded = functools.lru_cache(1)(lambda: None)
     bounded()
-    return type(next(iter(_cache_of(bounded, gc.get_referents(bounded)).values())))
+    return type(next(iter(cache_of(bounded).values())))
 
 
 _LINK = _link()
@@ -46,7 +47,7 @@ _LINK = _link()
 def kept_results(function: Any) -> tuple[list, list]:
     """The keys and the results of all that the cache keeps."""
     held = gc.get_referents(function)
-    cache = _cache_of(function, held)
+    cache = cache_of(function, held)
     if type(next(iter(cache.values()), None)) is not _LINK:
         return list(cache), list(cache.values())
     first, end = (1, 1 + 3 * len(cache)) if held[3] is _LINK else (0, 3 * len(cache))

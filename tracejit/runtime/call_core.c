@@ -17,7 +17,7 @@ extern int PyException_SetTraceback(PyObject *, PyObject *);
 
 /* ---- candidates: what is checked besides the key, where inputs are found, what runs. Filled in by call_core.py, which keeps
    them alive by their `owner`. */
-enum { OWNER, HELD, TABLE, CLASS_TABLE, SPACE, NAME, ABSENT_NAME, CLASS, CELL, CODE, RESIDUE };    /* Check.what */
+enum { OWNER, HELD, TABLE, CLASS_TABLE, SPACE, NAME, ABSENT_NAME, CLASS, CELL, CODE, RESIDUE, RESULTS };    /* Check.what */
 enum { IS, IS_REFERENT, HAS_TYPE, HAS_ITEMS };                                         /* Check.how */
 enum { DICT_ITEMS, LIST_ITEMS, TUPLE_ITEMS, DEFAULT_DICT };                            /* Check.container */
 enum { ARGUMENT, STATE, GRADIENT };                                                    /* Source.kind */
@@ -120,6 +120,16 @@ static int residue_holds(PyObject *check) {
   return holds;
 }
 
+/* What a cache keeps, of results that are told by what they are alone: looked at anew when its dictionary was written. */
+static int results_hold(Check *c) {
+  uint64_t version = L.dict_version ? field(c->expected, L.dict_version) : 0;
+  if (version && version == c->versions[0]) return 1;
+  c->versions[0] = 0;
+  int holds = residue_holds(c->object);
+  if (holds) c->versions[0] = version;
+  return holds;
+}
+
 typedef struct { PyObject *owner, *names, *table; Check *reading; int unchanged; } Cursor;
 
 /* A table is at hand: is it as it was when it was last read? Then its names are not looked up again. */
@@ -161,6 +171,7 @@ static int check_holds(Check *c, Cursor *at, PyObject **slots) {
     value = PyCell_Get(c->object), holds = value_holds(c, value, slots);
     if (value) Py_DecRef(value);   /* the cell holds it */
     return holds;
+  case RESULTS: return results_hold(c);        /* the owner, which is alive, keeps the dictionary */
   default: return residue_holds(c->object);
   }
 }

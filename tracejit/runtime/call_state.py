@@ -16,13 +16,14 @@ from typing import Any, Hashable, Optional
 
 import torch
 
+from ..capture.cached_results import CacheSlot, Results, cache_of
 from ..capture.guards import ARGUMENT, NUMBER, STATE, Group
 from ..capture.keys import HEAP_TYPE, MISSING, PLAIN, freeze, freeze_key, instance_dict, is_placed, safe_key
 from ..capture.state import CellSlot, ClassSlot, CodeSlot, NameSlot, Namespace, SpaceSlot
 from ..capture.state_checks import make_check
 
 _WHAT = {n: i for i, n in enumerate(("owner", "held", "table", "class table", "space", "name", "absent", "class", "cell", "code",
-                                     "residue"))}
+                                     "residue", "results"))}
 _HOW = {n: i for i, n in enumerate(("is", "is referent", "has type", "has items"))}
 _KIND = {ARGUMENT: 0, STATE: 1, "grad": 2}
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -121,14 +122,17 @@ def state_of(group: Group) -> Optional[State]:
 
 
 def _write_checks(state: State, found: list[tuple]) -> None:
-    """The residue comes first: it runs Python, after which a tensor that was met may be gone."""
+    """The residue and caches come first: they run Python, after which a tensor that was met may be gone."""
     owners: dict[int, list[tuple]] = {}
     cells: list[tuple] = []
     residue: list[tuple] = []
+    caches: list[tuple] = []
     tables: dict[int, Any] = {}
     for location, value, key in found:
         condition = _condition(value, key)
-        if condition is None or not _has_form(location.slot, value, tables):
+        if type(location.slot) is CacheSlot and type(value) is Results and all(map(_is_told, value.values())):
+            caches.append((location, value, key))
+        elif condition is None or not _has_form(location.slot, value, tables):
             residue.append((location, value, key))
         elif type(location.slot) is CellSlot:
             cells.append((location, condition))
@@ -136,10 +140,27 @@ def _write_checks(state: State, found: list[tuple]) -> None:
             owners.setdefault(id(location.slot.space.owner()), []).append((location, condition))
     if residue:
         state.check("residue", make_check(*zip(*residue)))
+    for row in caches:
+        _write_results(state, *row)
     for location, condition in cells:
         state.check("cell", location.slot.cell, condition, location.ident)
     for rows in owners.values():
         _write_owner(state, rows)
+
+
+def _write_results(state: State, location: Any, value: Any, key: Hashable) -> None:
+    """What a cache keeps: the function is not held, and holds the dictionary."""
+    function = location.slot.space.owner()
+    state.check("owner", weakref.ref(function))
+    state.check("results", make_check((location,), [value], (key,)))
+    state.checks[-1].expected = id(cache_of(function))
+
+
+def _is_told(result: Any) -> bool:
+    """Is it the same for a program as long as it is this object?"""
+    key = safe_key(result)
+    condition = _condition(result, key)
+    return type(key) is tuple and key[0] == "object" or condition is not None and condition.how == "is"
 
 
 def _write_owner(state: State, rows: list[tuple]) -> None:
