@@ -319,6 +319,31 @@ def test_a_module_with_a_hundred_parameters_is_called_in_c():
 
 
 @pytest.mark.compiler
+def test_defaults_are_looked_at_in_c():
+    call_core.core()
+    shift = torch.ones(4)
+
+    def inner(x, scale=2.0, shifts=(shift, shift), *, power=2, names=("a", "b")):
+        return x ** power * scale + shifts[0] * len(names)
+    jfn, x = jitted(lambda x: inner(x) + 1), torch.full((4,), 3.0)
+
+    def changes():
+        yield lambda: None
+        yield lambda: shift.add_(1)
+        yield lambda: setattr(inner, "__defaults__", (3.0, (shift, shift)))
+        yield lambda: setattr(inner, "__defaults__", (3.0, (torch.zeros(4), shift)))
+        yield lambda: setattr(inner, "__defaults__", (3.0, (torch.full((1,), 5.0), shift)))
+        yield lambda: inner.__kwdefaults__.update(power=3)
+        yield lambda: inner.__kwdefaults__.update(names="abc")
+        yield lambda: setattr(inner, "__kwdefaults__", {"power": 1, "names": ()})
+    for change in changes():
+        change()
+        for _ in range(4):
+            assert torch.equal(jfn(x), inner(x) + 1)
+    assert python_frames(functools.partial(jfn, x)) == [] and in_c(jfn) > 8
+
+
+@pytest.mark.compiler
 @pytest.mark.parametrize("size", [None, 3])
 def test_what_a_cache_keeps_is_looked_at_when_it_was_written(size):
     call_core.core()

@@ -4,6 +4,7 @@ extern PyObject *PyObject_Vectorcall(PyObject *, PyObject *const *, size_t, PyOb
 extern PyObject *PyObject_VectorcallMethod(PyObject *, PyObject *const *, size_t, PyObject *);
 extern PyObject *PyObject_GenericGetDict(PyObject *, void *), *PyDict_GetItemWithError(PyObject *, PyObject *);
 extern PyObject *PyCell_Get(PyObject *), *PyFunction_GetCode(PyObject *), *PyWeakref_GetObject(PyObject *);
+extern PyObject *PyFunction_GetDefaults(PyObject *), *PyFunction_GetKwDefaults(PyObject *);
 extern PyObject *PyBytes_FromStringAndSize(const char *, Py_ssize_t), *PyTuple_New(Py_ssize_t), *PyList_New(Py_ssize_t);
 extern Py_ssize_t PyObject_Size(PyObject *);
 extern PyObject *PyDict_New(void), *PyLong_FromLong(long), *PyVectorcall_Call(PyObject *, PyObject *, PyObject *);
@@ -17,7 +18,7 @@ extern int PyException_SetTraceback(PyObject *, PyObject *);
 
 /* ---- candidates: what is checked besides the key, where inputs are found, what runs. Filled in by call_core.py, which keeps
    them alive by their `owner`. */
-enum { OWNER, HELD, TABLE, CLASS_TABLE, SPACE, NAME, ABSENT_NAME, CLASS, CELL, CODE, RESIDUE, RESULTS };    /* Check.what */
+enum { OWNER, HELD, TABLE, CLASS_TABLE, SPACE, NAME, ABSENT_NAME, CLASS, CELL, CODE, DEFAULTS, NAMED_DEFAULTS, RESIDUE, RESULTS };    /* Check.what */
 enum { IS, IS_REFERENT, HAS_TYPE, HAS_ITEMS };                                         /* Check.how */
 enum { DICT_ITEMS, LIST_ITEMS, TUPLE_ITEMS, DEFAULT_DICT };                            /* Check.container */
 enum { ARGUMENT, STATE, GRADIENT };                                                    /* Source.kind */
@@ -167,6 +168,8 @@ static int check_holds(Check *c, Cursor *at, PyObject **slots) {
     return at->unchanged || !PyDict_GetItemWithError(at->names, c->object) && !PyDict_GetItemWithError(at->table, c->object) && !PyErr_Occurred();
   case CLASS: return value_holds(c, at->owner->type, slots);
   case CODE: return value_holds(c, PyFunction_GetCode(at->owner), slots);
+  case DEFAULTS: return value_holds(c, PyFunction_GetDefaults(at->owner), slots);
+  case NAMED_DEFAULTS: return value_holds(c, PyFunction_GetKwDefaults(at->owner), slots);
   case CELL:
     value = PyCell_Get(c->object), holds = value_holds(c, value, slots);
     if (value) Py_DecRef(value);   /* the cell holds it */

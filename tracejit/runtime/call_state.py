@@ -19,12 +19,13 @@ import torch
 from ..capture.cached_results import CacheSlot, Results, cache_of
 from ..capture.guards import ARGUMENT, NUMBER, STATE, Group
 from ..capture.keys import HEAP_TYPE, MISSING, PLAIN, freeze, freeze_key, instance_dict, is_placed, safe_key
-from ..capture.state import CellSlot, ClassSlot, CodeSlot, NameSlot, Namespace, SpaceSlot
+from ..capture.state import CellSlot, ClassSlot, CodeSlot, GetSlot, NameSlot, Namespace, SpaceSlot
 from ..capture.state_checks import make_check
 
 _WHAT = {n: i for i, n in enumerate(("owner", "held", "table", "class table", "space", "name", "absent", "class", "cell", "code",
-                                     "residue", "results"))}
+                                     "defaults", "named defaults", "residue", "results"))}
 _HOW = {n: i for i, n in enumerate(("is", "is referent", "has type", "has items"))}
+_OF_FUNCTIONS = {"__code__": "code", "__defaults__": "defaults", "__kwdefaults__": "named defaults"}
 _KIND = {ARGUMENT: 0, STATE: 1, "grad": 2}
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _CONTAINERS = {dict: 0, list: 1, tuple: 2, collections.defaultdict: 3}
@@ -172,7 +173,7 @@ def _write_owner(state: State, rows: list[tuple]) -> None:
         if type(location.slot) in (NameSlot, SpaceSlot):
             tables.setdefault(location.slot.space.table, []).append((location, condition))
         else:
-            state.check("class" if type(location.slot) is ClassSlot else "code", None, condition)
+            state.check(_part(location.slot), None, condition, location.ident)
     for table in sorted(tables, key=lambda name: name or ""):
         if isinstance(owner, type):                            # not held: it would keep the class's functions
             state.checks.append(Check(what=_WHAT["class table"], object=id(_class_table(owner))))
@@ -185,6 +186,10 @@ def _write_owner(state: State, rows: list[tuple]) -> None:
                 state.check("absent", location.slot.name)
             else:
                 state.check("name", location.slot.name, condition, location.ident)
+
+
+def _part(slot: Any) -> str:
+    return "class" if type(slot) is ClassSlot else _OF_FUNCTIONS[slot.name]
 
 
 def _condition(value: Any, key: Hashable) -> Optional[Condition]:
@@ -222,13 +227,15 @@ def _has_form(slot: Any, value: Any, tables: dict[int, Any]) -> bool:
     kind = type(slot)
     if kind is CellSlot:
         return value is not MISSING
-    if kind not in (NameSlot, SpaceSlot, ClassSlot, CodeSlot) or slot.space.via is not None or slot.space.at is not None:
+    if kind not in (NameSlot, SpaceSlot, ClassSlot, CodeSlot, GetSlot) or slot.space.via is not None or slot.space.at is not None:
         return False
     owner = slot.space.owner()
     if owner is None or value is MISSING and kind is not NameSlot:
         return False
-    if kind is ClassSlot or kind is CodeSlot:
-        return type(owner).__weakrefoffset__ != 0 and (kind is ClassSlot or type(owner) is types.FunctionType)
+    if kind is ClassSlot:
+        return type(owner).__weakrefoffset__ != 0
+    if kind is CodeSlot or kind is GetSlot:
+        return type(owner) is types.FunctionType and slot.name in _OF_FUNCTIONS and value is not None
     if id(slot.space) not in tables:
         tables[id(slot.space)] = slot.space.fetch() if _has_table(slot.space, owner) else None
     names = tables[id(slot.space)]
