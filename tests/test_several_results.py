@@ -404,3 +404,28 @@ def test_a_write_to_the_one_view_of_a_call_that_may_make_several():
             result.add_(1)
         with pytest.raises(RuntimeError, match="is a view and its base or another view"):
             result.is_leaf
+
+
+def test_what_one_result_leads_to_does_not_notice_the_backward_pass_of_another():
+    def heads(x, w, v):
+        h = x.tanh()
+        return h * w, h * v
+
+    def run(function, inner):
+        leaves = [leaf(seed=n) for n in range(3)]
+        arguments = [t * 2 for t in leaves] if inner else leaves
+        called = []
+        for n, t in enumerate(arguments):
+            t.register_hook(lambda g, n=n: called.append(n))
+        w, v = arguments[1:]
+        first, second = function(arguments[0], w, v)
+        (v.exp() if inner else second).sum().backward(retain_graph=not inner)
+        first.sum().backward()
+        return [called.count(n) for n in range(3)] + [t.grad for t in leaves]
+
+    compiled = tracejit.jit(heads, fallback="error")
+    for inner in (True, False):
+        wanted, found = run(heads, inner), run(compiled, inner)
+        assert wanted[:3] == found[:3]
+        assert all(torch.allclose(a, b) for a, b in zip(wanted[3:], found[3:]))
+    assert compiled.replayed_because == ""

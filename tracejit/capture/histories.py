@@ -70,6 +70,12 @@ def reached(results: list[torch.Tensor], came: list) -> list[set]:
     return [_nodes_until(ends, r.grad_fn) for r in results]
 
 
+def led_to(histories: list[set], targets: dict[int, Any]) -> list[frozenset[int]]:
+    """For each history the targets, tensors or edges, to which it leads."""
+    ends = {edge_of(get_gradient_edge(t) if isinstance(t, torch.Tensor) else t): k for k, t in targets.items()}
+    return [frozenset(ends[edge] for node in history for edge in node.next_functions if edge in ends) for history in histories]
+
+
 def groups(histories: list[set]) -> list[int]:
     """A number for each result, the same where histories meet. Who asks for the gradient of a result, or frees what it has kept
     for it, must not be led to others."""

@@ -19,7 +19,7 @@ from ..ir.symbol import SCHEMAS_THAT_LIE
 from ..ir.trace import NOWHERE, BoundSymbol, Trace
 from ..torch_private import run_backward
 from .fakes import NEEDS_DATA
-from .histories import (UNTOLD, Start, checked_by, computed_from, edge_of, groups, history, kept_as_made, leads_to, nodes, reached, sharing, stage_numbers,
+from .histories import (UNTOLD, Start, checked_by, computed_from, edge_of, groups, history, kept_as_made, leads_to, led_to, nodes, reached, sharing, stage_numbers,
                         summand_counts)
 from .lines import made_at, stored_at, user_frame
 from .recorder import Recorder
@@ -96,7 +96,8 @@ class Recording:
         whose history the program changes are results, too, after the others. asked_at: id(fake) -> the line of its hook, of
         `retain_grad` or `detach_`.
 
-        sharing: for each differentiable result those, itself among them, whose backward pass uses up what its own needs; held:
+        sharing: for each differentiable result those, itself among them, whose backward pass uses up what its own needs;
+        led_to: for each the inputs to which its history leads; held:
         the targets (an input k, or the result n as -1 - n) that eager keeps as they were made for its backward pass; views: the
         results that autograd makes of what they view, after all others; inner_views: those among the differentiable results of
         which it makes them in between, as others are computed from them; viewed: the written inputs whose earlier views are used
@@ -129,6 +130,7 @@ class Recording:
         self.stages = stage_numbers(self.before, groups(histories))
         _refuse_views_beside_others(self)
         self.sharing = sharing(histories)
+        self.led_to = led_to(histories, {k: self.came(k) for k in self.wanted})
         self.checked = [self.minded_by(history, k) for history, k in zip(histories, self.differentiable)]
         ends = {edge_of(results[n]): -1 - n for n in self.inner}
         ends |= {edge_of(inputs[k]): k for k in self.wanted if not inputs[k].is_leaf and k not in self.rebased.values()}

@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterable, Optional, Sequence
 import torch
 
 from ..capture.fakes import AsItCame, may_take_history
-from ..capture.gradients_inside import USED_UP
+from ..capture.gradients_inside import USED_UP, has_hooks
 from ..capture.joint import Joint, Layout, NoSplit
 from ..errors import EagerRefuses, UnsupportedError
 from ..executors.compile_lock import compile_lock
@@ -42,6 +42,7 @@ class Differentiable:
         self.written, self.viewed = tuple(self.joint.rebased.values()), self.joint.recording.viewed
         self.late = {t for n, p in enumerate(self.parts) for t in p.targets
                      if t in self.joint.severed or any(t in q.rebased.values() for q in self.parts[:n])}
+        self.in_part = tuple(dict.fromkeys(t for p in self.parts for t in p.in_part))
         self.positions = self._positions(recorded)
         self.repeatable = _repeatable(self.joint.ops)
         self._replay: Optional[Program] = None
@@ -62,7 +63,8 @@ class Differentiable:
     def _run(self, *inputs: torch.Tensor) -> tuple:
         views = [k for k in self.written if inputs[k]._is_view()]
         alone = all([k not in self.viewed and may_take_history(inputs[k]) for k in views])
-        if not alone or any([inputs[k].retains_grad for k in self.written]):
+        noticed = any([inputs[k].retains_grad for k in self.written]) or any([_noticed(inputs[k]) for k in self.in_part])
+        if noticed or not alone:
             return self.replay.run(*inputs)                    # autograd takes these to a new history for ops alone, or refuses to
         call = Call(self, inputs, views)
         made: dict[Any, Any] = {}                              # results by their number, and what makers of views called
@@ -137,7 +139,7 @@ class Differentiable:
 class Part:
     """The backward pass of some of the results: a program for each layout of their tangents that was met.
 
-    rebased: the results that are arguments, and which input each is; own, shared: what is kept of memory that nobody else has, and
+    rebased: the results that are arguments, and which input each is; in_part: the inputs to which not all of the results lead; own, shared: what is kept of memory that nobody else has, and
     of other memory, and where they stand among `kept`.
     """
 
@@ -153,6 +155,7 @@ class Part:
         held = [(t, n) for n in self.tangents for t in joint.recording.held[n]]
         self.held = [(t, self.bits(n for u, n in held if u == t)) for t in dict.fromkeys(t for t, _ in held)]
         self.several = len(self.tangents) > 1
+        self.in_part = [t for t in dict.fromkeys(self.targets) if t >= 0 and any(t not in joint.recording.led_to[n] for n in self.tangents)]
         self.sharing = [self.bits(joint.recording.sharing[n]) for n in self.tangents]
         readers = [self.bits(tangents) for tangents in made.half.readers]
         self.readers = [readers[n] for n, _ in self.shared] + readers[len(self.kept):]
@@ -244,6 +247,11 @@ def _places(order: tuple[int, ...], given: tuple[int, ...]) -> list[Optional[int
 
 _ABSENT = torch.empty(0)
 _NOTHING = torch.empty(0, requires_grad=True)                  # what the gradients of a result go to when they reach nothing
+
+
+def _noticed(t: torch.Tensor) -> bool:
+    """Does it show that autograd comes by, and brings no gradient? It calls hooks, and once alone what a history has kept."""
+    return t.requires_grad and (not t.is_leaf or has_hooks(t))
 
 
 def _repeatable(joint: Trace) -> bool:
