@@ -334,3 +334,30 @@ def test_of_nodes_a_trace_knows_the_name_alone():
             tracejit.jit(lambda w, asks=asks: asks(w.exp()), fallback="error")(leaf())
     with pytest.raises(tracejit.UnsupportedError, match="grad_fn"):
         tracejit.jit(lambda y: y.grad_fn.name(), fallback="error")(leaf() * 1)
+
+
+def test_a_tensor_made_within_takes_gradients_in_a_compiled_call():
+    def penalty(w, x):
+        x = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad((w * x).exp().sum(), x, create_graph=True)
+        loss = slope.square().sum()
+        loss.backward()
+        return loss.detach()
+
+    def attack(w, x):
+        shift = torch.zeros(3, requires_grad=True)
+        for _ in range(2):
+            (w * (x + shift)).exp().sum().backward()
+            with torch.no_grad():
+                shift.add_(shift.grad.sign())
+            shift.grad.zero_()
+        return shift.detach()
+
+    for program in (penalty, attack):
+        assert check(program, lambda: [leaf(), plain()]).replayed_because == ""
+
+    def shown(w, x):
+        y = x.detach().requires_grad_()
+        return y[1:], y
+
+    assert "requires_grad" in check(shown, lambda: [leaf(), plain()]).replayed_because

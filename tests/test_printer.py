@@ -50,7 +50,7 @@ def modes(w, x):
         frozen.add_(1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         half = x @ w
-    frozen.requires_grad_(False)                               # so that the program is replayed
+    frozen.requires_grad_()                                    # so that the program is replayed
     return frozen, half, (w * x).relu_()
 
 

@@ -120,6 +120,7 @@ torch.maximum({q}, {q}, out={x}) | {w}[0], {w}[-1] = {w}[-1].clone(), {w}[0].clo
 {o} = {x}; {o}.add_(1) | {o} = {w}.add_(1) | {o} = {w}.mul_(2).view(-1)
 torch.nn.functional.relu({w}, inplace=True) | torch.nn.functional.dropout({f}, 0.5, inplace=True)
 {o} = torch.relu_({w}) | {f}.div_(2); {o} = {q}.softmax({d}); {q}.sub_({f})
+{o} = {f}.detach().requires_grad_() | {o} = {f}.clone().requires_grad_()
 {f}.mul_(2); {o} = {q}.argmin({d}); {q}.sub_({f}) | {f}.neg_(); {o} = {q}.var({d}, correction=0); {q}.add_({f})
 """
 RANDOMS = """

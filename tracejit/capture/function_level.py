@@ -46,6 +46,7 @@ _EFFECTS = frozenset({_T.register_hook, _T.register_post_accumulate_grad_hook, _
                       _T.backward, torch.autograd.backward, torch.autograd.grad, _DATA_SET, _T.grad.__set__,
                       _T.requires_grad.__set__, _T.grad.__delete__, prims.register_node_hook, prims.register_node_prehook})
 _CUTS_HISTORY = frozenset({_T.detach_, torch.detach_})       # no ATen call either, but a forward and a backward trace show it
+_SETS_REQUIRES_GRAD = frozenset({_T.requires_grad_, _T.requires_grad.__set__})
 _ON_A_TENSOR = _CUTS_HISTORY | {_T.register_hook, _T.retain_grad}
 # Of these, what only takes gradients: it shows in ATen calls, and in the `.grad` of leaves.
 _TAKES_GRADIENTS = frozenset({torch.autograd.backward, torch.autograd.grad, _T.grad.__set__, _T.grad.__delete__})
@@ -179,11 +180,11 @@ class FunctionLevel(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _record(self, func: Callable, call: tuple, out: Any, first: int, modes: Any) -> None:
-        effect = func in _EFFECTS
+        effect = func in _EFFECTS and not (func in _SETS_REQUIRES_GRAD and self._is_unseen(call[2][0]))
         leaves, out_spec = tree_flatten(out)
         outputs = [self.recorder.object_proxy(self._fake(o)) if isinstance(o, _T) else number_of(o) or o for o in leaves]
         fresh = any(isinstance(o, _T) and id(self._fake(o)) not in self.named for o in leaves)
-        if not (effect or func in _CUTS_HISTORY or fresh or len(self.recorder.bound_symbols) > first):
+        if not (func in _EFFECTS or func in _CUTS_HISTORY or fresh or len(self.recorder.bound_symbols) > first):
             return
         self.recorder.remade.made(leaves)
         names, now, flat, spec = call
@@ -207,6 +208,11 @@ class FunctionLevel(TorchFunctionMode):
         sym = prims.NUMBER if number_of(out) is not None else function_symbol(func)
         self.calls.append(BoundSymbol(sym, args, kwargs, tree_unflatten(outputs, out_spec),
                                       self.source(), tuple(self.recorder.bound_symbols[first:]), modes))
+
+    def _is_unseen(self, fake: torch.Tensor) -> bool:
+        """Is setting whether it requires gradients nobody's business until it is a result: made in the call, or left as it was?"""
+        real = self.fakes.real_of(fake)
+        return fake.is_leaf if real is None else fake.requires_grad == real.requires_grad
 
     def _done_by_then(self, first: int) -> list[BoundSymbol]:
         """Of a call that raised, which the program may catch: the ATen calls that stay, if one drew or wrote."""

@@ -27,7 +27,7 @@ from .changing import Places
 from .collector import collector_paused
 from .guards import ARGUMENT, GRAD, NUMBER, STATE, Guards, InputSource
 from .gradients_inside import refuse_hidden_hooks, used_up
-from .histories import MADE_HERE, Start, history
+from .histories import MADE_HERE, Start, history, shown_leaves
 from .hook import set_profile
 from .inputs import CallInputs, any_overlap, argument_names
 from .joint import Joint, NoSplit, Recording, refuse_derivatives, refuse_hooks_on_results, refuse_what_aliases
@@ -238,7 +238,7 @@ class _Capture:
             start = len(outputs)
             effects.append(StateEffect(write, self.take(write.value, outputs), start, len(outputs)))
         self.level.recorder.remade.met(outputs)
-        because, unnamed, grads, spent = self.replay_reason(), "", (), ()
+        because, unnamed, grads, spent = self.replay_reason(shown_leaves(outputs)), "", (), ()
         if self.level.unnamed:
             unnamed = f"Nor can the call run as recorded: {self.level.unnamed}"
         if self.level.takes_gradients and because in ("", AUTOGRAD):
@@ -372,8 +372,8 @@ class _Capture:
         host = dict.fromkeys((what, index[id(t)]) for what, t, _ in self.level.host_reads)
         return Guards(tuple(self.sources), tuple(self.reads.locations), tuple(host))
 
-    def replay_reason(self) -> str:
-        """Why the program must be replayed call by call under autograd: it built or used autograd history."""
+    def replay_reason(self, shown: set[int]) -> str:
+        """Why the program must be replayed call by call under autograd: it built or used autograd history. shown: ids of results."""
         level, defined = self.level, defined_at(self.fn)
         because = level.needs_replay
         if any_overlap(self.tensors):                          # as from numpy: fakes do not show it, eager's order is right
@@ -386,7 +386,8 @@ class _Capture:
             if history(t) is not start.history:
                 because = because or AUTOGRAD
             elif t.requires_grad != start.requires_grad and not t._is_view():
-                because = because or located("requires_grad is changed: set it outside", self.made_at(t) or defined)
+                seen = id(t) in self.start or id(t) in shown
+                because = because or (located("requires_grad is changed: set it outside", self.made_at(t) or defined) if seen else AUTOGRAD)
         return because
 
 
