@@ -23,7 +23,7 @@ from .frames import CodeFacts
 from .keys import HEAP_TYPE, MISSING, PLAIN, VIEWS, bound_to, contents, hidden, instance_dict, is_container
 from .known import (DESCRIPTORS, OPERATORS, Known, KnownState, class_attributes,
                     is_library_class, is_library_module, is_reader, is_torch_class, names_of_reader)
-from .parts import behind, context_slot, default_slots, member_slots
+from .parts import behind, context_slot, default_slots, getter_slots, member_slots
 from .state import CellSlot, GetSlot, NameSlot, SpaceSlot
 from .warned import without_hearing
 
@@ -123,7 +123,7 @@ class Explorer:
         """Registers those of `names` that the object has, and returns the values that lead on."""
         kind = type(record.obj)
         if issubclass(kind, type):
-            return self._scan_class(code, record.obj, names)
+            return self._scan_class(code, record, names, absent)
         steps: list[Step] = [(None, "", value) for value in self._behind(record, names)]
         if type(record.names) is dict:
             for name in names:
@@ -197,7 +197,7 @@ class Explorer:
 
     def _scan_type(self, code: CodeFacts, record: Known, names: Names, absent: Names) -> list[Step]:
         """What its class gives an object: `__slots__` members, class attributes, methods, properties."""
-        kind, steps, given = type(record.obj), [], set()
+        kind, steps, given = type(record.obj), self._read_getters(code, record, names), set()
         members = member_slots(record)
         self.state.register_class(record)
         for name in names:
@@ -236,18 +236,29 @@ class Explorer:
             if name not in record.names:
                 self.state.register_name(record, record.space, record.names, name, MISSING)
 
-    def _scan_class(self, code: CodeFacts, cls: type, names: Names) -> list[Step]:
-        record = self.state.objects[id(cls)]
+    def _scan_class(self, code: CodeFacts, record: Known, names: Names, absent: Names) -> list[Step]:
+        cls = record.obj
         for name in code.stored:
             self.journal_name(record, name)
-        steps: list[Step] = []
+        steps: list[Step] = self._read_getters(code, record, names)
         of_metaclass = [] if type(cls) is type else class_attributes(type(cls), names, code.supers)
         for owner, name, value, library in class_attributes(cls, names, code.supers) + of_metaclass:
             if not library:
                 self._register_class(owner, cls if owner in cls.__mro__ else type(cls), name, value)
                 if leads_on(value):
                     steps.append((None, name, value))
+        for name in () if is_library_class(cls) else absent:
+            if not hasattr(type(cls), name) and all(name not in vars(base) for base in cls.__mro__):
+                self._register_class(object, cls, name, MISSING)
         return steps
+
+    def _read_getters(self, code: CodeFacts, record: Known, names: Names) -> list[Step]:
+        """What C keeps of functions, classes and exceptions, and hands out under a name that the user's code spells."""
+        kind, library = type(record.obj), issubclass(type(record.obj), type) and is_library_class(record.obj)
+        if code.library or library or not issubclass(kind, (types.FunctionType, type, BaseException)):
+            return []
+        slots = getter_slots(record, names).items()
+        return [(None, name, self.state.register_slot(slot, f"{record.path}.{name}")) for name, slot in slots]
 
     def _register_class(self, owner: type, kind: type, name: str, value: Any) -> None:
         """Class attribute `name`, found in `owner` on the way through the classes of `kind`."""

@@ -1,6 +1,7 @@
 """What a frame reads whatever its locals are: globals, imports, closure cells, defaults."""
 from __future__ import annotations
 
+import builtins
 import logging
 import os
 import sys
@@ -69,6 +70,8 @@ class FrameReader:
                     raise UnsupportedError("the call draws random numbers from numpy: draw with torch, or outside")
                 if leads:
                     roots.append(value)
+            elif value is MISSING and not code.library:
+                self._read_builtin(space, name)
             if not leads and issubclass(type(value), types.ModuleType):
                 self.explore.read_library(code, value)
             elif not leads and issubclass(type(value), logging.Logger):
@@ -76,6 +79,17 @@ class FrameReader:
                     if type(method) is CACHED_FUNCTION:          # warning_once
                         self.state.adopt(method, name, None)
         return roots
+
+    def _read_builtin(self, space: dict, name: str) -> None:
+        """A name that is no global, and none of Python's own: a global of that name may be made, and who put it there may change it."""
+        own = vars(builtins)
+        if issubclass(type(own.get(name, MISSING)), (type, types.BuiltinFunctionType)):
+            return                                             # checks of each `len` would take longer than they are worth
+        for names in (space, own):
+            if not self.state.registered((id(names), name)):
+                value = names.get(name, MISSING)
+                slot = NameSlot(self.state.space_of(names), name)
+                self.state.register((id(names), name), slot, f"global {name}", value, self.state.journal.slot_before((id(names), name), value))
 
     def read_environment(self, values: dict) -> None:
         """A look-up of this frame of `os.environ`."""

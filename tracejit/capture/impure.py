@@ -5,6 +5,7 @@ import _thread
 import contextvars
 import io
 import random
+import sys
 import types
 import warnings
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from ..errors import UnsupportedError
 from .cached_results import CACHED_FUNCTION
 
-_IMPURE_IDS = frozenset(map(id, (print, input, open, exec, eval, globals, breakpoint, warnings.warn, warnings.warn_explicit, *(
+_IMPURE_IDS = frozenset(map(id, (print, input, open, exec, eval, globals, breakpoint, sys.getrecursionlimit, warnings.warn, warnings.warn_explicit, *(
     start for name, start in vars(_thread).items() if name.startswith("start_")))))
 _IMPURE_MODULES = frozenset({
     "time", "posix", "nt", "_io", "_socket", "_posixsubprocess", "select", "_random", "fcntl", "secrets"})

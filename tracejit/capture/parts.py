@@ -5,10 +5,15 @@ import contextvars
 import gc
 import operator
 import types
-from typing import Any, Hashable
+from typing import Any, Hashable, Iterable
 
 from .keys import HEAP_TYPE, MISSING, VIEWS
 from .state import CellSlot, GetSlot
+
+_GETTERS = (types.GetSetDescriptorType, types.MemberDescriptorType)
+# Read in other ways, or by nobody's program: what led to an exception holds frames.
+_WATCHED = frozenset({"__dict__", "__class__", "__code__", "__defaults__", "__kwdefaults__", "__closure__", "__globals__", "__builtins__",
+                      "__annotations__", "__traceback__", "__context__", "__cause__", "__weakref__"})
 
 
 def slot_key(slot: Any) -> Hashable:
@@ -42,6 +47,16 @@ def _member_slot(record: Any, name: str, member: Any) -> GetSlot:
         member.__delete__(owner) if value is MISSING else member.__set__(owner, value)
     space = record.space if record.space.at is not None else None
     return GetSlot(record.obj, name, member.__get__, write, space)
+
+
+def getter_slots(record: Any, names: Iterable[str]) -> dict[str, GetSlot]:
+    """Those of `names` that the class of an object computes in C: the name of a function, the arguments of an exception."""
+    kind, found = type(record.obj), {}
+    for name in names:
+        base = next((base for base in kind.__mro__ if name in vars(base)), object)
+        if type(vars(base).get(name)) in _GETTERS and name not in _WATCHED:
+            found[name] = _member_slot(record, name, vars(base)[name])
+    return found
 
 
 def context_slot(variable: contextvars.ContextVar) -> GetSlot:
