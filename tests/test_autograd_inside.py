@@ -360,4 +360,9 @@ def test_a_tensor_made_within_takes_gradients_in_a_compiled_call():
         y = x.detach().requires_grad_()
         return y[1:], y
 
-    assert "requires_grad" in check(shown, lambda: [leaf(), plain()]).replayed_because
+    def a_view(w, x):
+        y = x.clone()[1:]
+        return y.requires_grad_()
+
+    for program in (shown, a_view):
+        assert "requires_grad" in check(program, lambda: [leaf(), plain()]).replayed_because

@@ -385,7 +385,7 @@ class _Capture:
             start = self.start.get(id(t), MADE_HERE)
             if history(t) is not start.history:
                 because = because or AUTOGRAD
-            elif t.requires_grad != start.requires_grad and not t._is_view():
+            elif t.requires_grad != start.requires_grad and t.is_leaf:
                 seen = id(t) in self.start or id(t) in shown
                 because = because or (located("requires_grad is changed: set it outside", self.made_at(t) or defined) if seen else AUTOGRAD)
         return because
