@@ -53,7 +53,7 @@ def test_common_calls_do_not_make_torch_import_its_distributed_tensors():
         tracejit.jit(f, executors=["cpu"], fallback="error")(torch.rand(4, 8))
         loss = tracejit.jit(torch.nn.functional.cross_entropy, executors=["cpu"], fallback="error")
         loss(torch.rand(4, 8), torch.tensor([1, 0, 7, -100]))
-        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.GELU())
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.BatchNorm1d(8), torch.nn.GELU())
         @tracejit.jit(executors=["cpu"], fallback="error")
         def step(x, last):
             loss = model(x).square().mean()

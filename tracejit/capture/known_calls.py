@@ -17,6 +17,7 @@ from ..torch_private import (FakeTensorMode, bare_tensor, below_dispatch_modes, 
 
 UNKNOWN = object()
 _DEVICE_OF = torch.Tensor.device.__get__
+_CPU = torch.device("cpu")
 _TELLING = frozenset({torch.Tag.pointwise, torch.Tag.reduction})
 
 
@@ -76,12 +77,13 @@ def on_stand_ins(sym: Symbol, args: tuple, kwargs: dict, mode: FakeTensorMode) -
         return UNKNOWN
     if any(t.device.type != "cpu" or t.is_conj() or t.is_neg() or t.constant is not None for t in tensors):
         return UNKNOWN
-    with _disable_current_modes(), torch.no_grad(), _Deviceless():
+    with _disable_current_modes(), torch.no_grad():
         stands = [torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device="meta") if isinstance(a, torch.Tensor) else a
                   for a in flat]
         given, named = with_leaves((args, kwargs), stands)
         try:
-            out = (decomposition_on_fakes(overload) or overload)(*given, **named)
+            with _Deviceless():
+                out = (decomposition_on_fakes(overload) or overload)(*given, **named)
         except (NotImplementedError, _DeviceAsked):
             return UNKNOWN
         made = [o for o in flat_leaves((out,)) if isinstance(o, torch.Tensor)]
@@ -144,14 +146,16 @@ def _is_view(sym: Symbol) -> bool:
 
 
 class _DeviceAsked(Exception):
-    """A decomposition looks at the device, which stand-ins do not have."""
+    """A decomposition makes a tensor on the device, where stand-ins are not."""
 
 
 class _Deviceless(TorchFunctionMode):
-    """Around decompositions, and those that they call."""
+    """Around decompositions of calls on the CPU, and those that they call: they may ask for the device, not make a tensor there."""
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
         if func == _DEVICE_OF:
+            return _CPU
+        if any(isinstance(a, torch.device) for a in (*args, *(kwargs or {}).values())) or (kwargs or {}).get("device") is not None:
             raise _DeviceAsked
         decomposition = decomposition_on_fakes(func) if isinstance(func, torch._ops.OpOverload) else None
         with unseen_by_function_modes() if decomposition is None else self:
