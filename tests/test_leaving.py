@@ -160,7 +160,14 @@ def kept(x):
     return HISTORY
 
 
+def stored_tuple(items):
+    items.append((items[0] * 2, [items[0]]))
+    return items[-1], items[-1][1], (items[-1],)
+
+
 SHARED = {
+    "tuple put into an argument": (stored_tuple, lambda n: [torch.ones(n)], lambda r, a: r[0] is a[1] is r[2][0] and r[1] is a[1][1]),
+    "tuple that holds a list twice": (lambda x: twice(twice([x * 2])), torch.ones, lambda r, a: r[0] is r[1] and r[0][0] is r[1][1]),
     "new list": (lambda x: twice([x * 2]), torch.ones, lambda r, a: r[0] is r[1]),
     "new dict": (lambda x: [*twice({"y": x * 2})], torch.ones, lambda r, a: r[0] is r[1]),
     "new object": (lambda x: twice(Held(x * 2)), torch.ones, lambda r, a: r[0] is r[1]),

@@ -56,7 +56,8 @@ def replay(writes: list[StateWrite], values: list, roots: Any = None) -> list:
     for write, holder, value in zip(writes, holders, values):
         old = list(contents(holder)) if write.how == "items" else []
         stored.append(resolve(value, old, roots))
-    stored = [link(value, stored) for value in stored]
+    made: dict[int, tuple] = {}
+    stored = [link(value, stored, made) for value in stored]
     for write, holder, value in zip(writes, holders, stored):
         _perform(write, holder, value, roots)
     return stored

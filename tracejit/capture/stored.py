@@ -98,7 +98,7 @@ class Encoder:
         """inside: the class of an object of the call that holds this value."""
         if type(value) in (*PLAIN, *PLACEHOLDERS) or is_tensor(value):
             return value
-        if not issubclass(type(value), _FIXED):
+        if not (issubclass(type(value), _FIXED) and (inside or not value)):    # constants of the code are shared, too
             if id(value) in met and inside:
                 raise StateError("", f"a new {inside} shares a {type(value).__name__} with what the call stores or returns: give it a copy")
             if id(value) in met:
@@ -148,19 +148,21 @@ def resolve(value: Any, old: list, roots: Any) -> Any:
     return value
 
 
-def link(value: Any, stored: list) -> Any:
-    """A resolved value with what it shares, which is one of `stored`, or in it."""
+def link(value: Any, stored: list, made: dict[int, tuple]) -> Any:
+    """A resolved value with what it shares, which is one of `stored`, or in it. made: the tuples that were made anew."""
     kind = type(value)
     if kind is Shared:
-        return _at(stored[value.index], value.steps)
+        return link(_at(stored[value.index], value.steps), stored, made)
     if issubclass(kind, tuple):
-        return map_items(value, lambda item: link(item, stored))
+        if id(value) not in made:
+            made[id(value)] = value, map_items(value, lambda item: link(item, stored, made))
+        return made[id(value)][1]
     if kind in (list, collections.deque):
         for n, item in enumerate(value):
-            value[n] = link(item, stored)
+            value[n] = link(item, stored, made)
     elif kind in (dict, collections.OrderedDict, collections.defaultdict):
         for key, item in value.items():
-            value[key] = link(item, stored)
+            value[key] = link(item, stored, made)
     return value
 
 
