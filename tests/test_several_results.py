@@ -369,6 +369,14 @@ def test_the_gradient_by_way_of_a_view_whose_base_was_written_since_is_laid_out_
         b.mul_(a)
         return first + view
 
+    def a_list(a):
+        view = (a * 1).mT
+        torch._foreach_neg_([view, view])
+        return view * 2
+
+    compiled = tracejit.jit(a_list, fallback="error")
+    a = leaf()
+    assert all(torch.equal(compiled(a), a_list(a)) for _ in range(2))
     for program in (the_base, the_view, twice):
         compiled = tracejit.jit(program, fallback="error")
         for shape in ((1, 5), (5, 1), (3, 5)):

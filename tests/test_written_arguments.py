@@ -520,3 +520,16 @@ def test_an_earlier_view_of_a_written_view_does_not_lead_its_gradient_through_th
             product.sum().backward()
             found.append(b.grad)
         assert torch.equal(*found)
+
+
+def test_a_view_of_a_leaf_that_is_a_view_requires_gradients_after_a_write():
+    def program(a):
+        view = a.unflatten(0, (-1, 1))
+        with torch.no_grad():
+            view.sigmoid_()
+        return view
+
+    compiled = tracejit.jit(program, fallback="error")
+    for _ in range(2):
+        eager, jitted = (function(torch.zeros(3, 4)[:2].requires_grad_()) for function in (program, compiled))
+        assert eager.requires_grad and jitted.requires_grad and torch.equal(eager, jitted)

@@ -164,6 +164,14 @@ def step_that_makes_a_leaf(x, y):
     return torch.ones(3, requires_grad=True)
 
 
+@replayed(args=lambda: (torch.zeros(4)[:2].requires_grad_(), leaf()))
+def view_of_a_leaf_that_is_a_view(x, y):
+    view = x.view(-1, 1)
+    with torch.no_grad():
+        view.add_(1)
+    return view
+
+
 @replayed
 def step_with_a_result_that_still_carries_gradients(x, y):
     (x * y).sum().backward()

@@ -16,11 +16,13 @@ from .histories import UNTOLD, history
 
 class Remade:
     """Of the views of one recording: the version of the base at which each history was made. under: ids of the bases to whose
-    histories those made anew lead."""
+    histories those made anew lead; lost: was there one that fakes could not make, as of a view of a leaf that itself views what
+    has none?"""
 
     def __init__(self) -> None:
         self._versions: dict[int, int] = {}                    # by id(fake)
         self.under: set[int] = set()
+        self.lost = False
 
     def made(self, leaves: Iterable[Any]) -> None:
         """Note the views among the results of a call."""
@@ -34,6 +36,7 @@ class Remade:
             if id(t) in self._versions and self._versions[id(t)] != t._version:
                 self._versions[id(t)] = t._version
                 self.under.add(id(t._base))
+                self.lost = self.lost or not t._base.requires_grad
                 _lay_out(t)
 
 
@@ -43,20 +46,22 @@ def _lay_out(view: torch.Tensor) -> None:
     if node in (None, UNTOLD) or _reading(view) != _reading(base):
         return                                                 # as of real views of complex memory, on real tensors, too
     edge = get_gradient_edge(base)
-    while (edge.node, edge.output_nr) not in node.next_functions:
-        node = node.next_functions[0][0]
-    node.register_hook(_strided_like(base.stride()))
+    end = (edge.node, edge.output_nr)
+    while node is not None and end not in node.next_functions:
+        node = node.next_functions[0][0] if node.next_functions else None
+    if node is not None:                                       # a call on lists gives what it writes a history of its own
+        node.register_hook(_strided_like(base.stride(), node.next_functions.index(end)))
 
 
-def _strided_like(stride: tuple[int, ...]) -> Callable[[tuple, tuple], tuple]:
+def _strided_like(stride: tuple[int, ...], place: int) -> Callable[[tuple, tuple], tuple]:
+    """A hook of a node that lays out one of the gradients that it passes on."""
     def hook(gradients: tuple, _: tuple) -> tuple:
-        with unseen_by_function_modes():
-            return tuple(map(laid_out, gradients))
-
-    def laid_out(g: torch.Tensor) -> torch.Tensor:
+        g = gradients[place]
         if g is None or g.stride() == stride or not g.numel():
-            return g
-        return torch.empty_strided(g.shape, stride, dtype=g.dtype, device=g.device).copy_(g)
+            return gradients
+        with unseen_by_function_modes():
+            laid_out = torch.empty_strided(g.shape, stride, dtype=g.dtype, device=g.device).copy_(g)
+        return (*gradients[:place], laid_out, *gradients[place + 1:])
     return hook
 
 

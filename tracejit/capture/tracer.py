@@ -381,6 +381,8 @@ class _Capture:
         late = _raises_after_a_move(level.recorder.bound_symbols, {p.storage for p in self.proxies})
         if late is not None:
             because = because or located("a call that may raise comes after an argument's metadata moved: check before", str(late.source))
+        if level.recorder.remade.lost:
+            because = because or located("a view of a leaf that is a view itself is used after a write: detach it", defined)
         for t, _ in level.recorder.kept:
             start = self.start.get(id(t), MADE_HERE)
             if history(t) is not start.history:
