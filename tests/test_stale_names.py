@@ -1,6 +1,9 @@
 """Names that are missing, and what C says of functions, classes and exceptions, do not go stale."""
 import builtins
 import contextlib
+import functools
+import inspect
+import sys
 
 import pytest
 import torch
@@ -115,3 +118,15 @@ def test_each_call_is_eagers(program, change, monkeypatch):
         assert torch.equal(compiled(x3()), after)
     assert torch.equal(compiled(x3()), before)
     assert compiled.cache_info().hits == 1                     # the entry of the first call
+
+
+def test_a_limit_is_the_librarys_own_business_and_not_the_users():
+    def unwrapped(x):
+        return x * len(inspect.unwrap(wrapped).__name__)
+
+    @functools.wraps(unwrapped)
+    def wrapped(x):
+        return x
+    assert torch.equal(tracejit.jit(unwrapped, fallback="error")(torch.ones(2)), torch.full((2,), 9.0))
+    with pytest.raises(tracejit.UnsupportedError, match="getrecursionlimit"):
+        tracejit.jit(lambda x: x * sys.getrecursionlimit(), fallback="error")(torch.ones(2))

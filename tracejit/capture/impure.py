@@ -15,7 +15,7 @@ import torch
 from ..errors import UnsupportedError
 from .cached_results import CACHED_FUNCTION
 
-_IMPURE_IDS = frozenset(map(id, (print, input, open, exec, eval, globals, breakpoint, sys.getrecursionlimit, warnings.warn, warnings.warn_explicit, *(
+_IMPURE_IDS = frozenset(map(id, (print, input, open, exec, eval, globals, breakpoint, warnings.warn, warnings.warn_explicit, *(
     start for name, start in vars(_thread).items() if name.startswith("start_")))))
 _IMPURE_MODULES = frozenset({
     "time", "posix", "nt", "_io", "_socket", "_posixsubprocess", "select", "_random", "fcntl", "secrets"})
@@ -35,9 +35,10 @@ def has_hidden_state(function: Any) -> bool:
             and kind.__module__.partition(".")[0] not in _SEEN_MODULES)
 
 
-def is_impure(function: Any) -> bool:
-    """Clocks, files, processes and random numbers: what it returns or does is not a function of the state."""
-    if id(function) in _IMPURE_IDS:
+def is_impure(function: Any, by_user: bool) -> bool:
+    """Clocks, files, processes and random numbers: what it returns or does is not a function of the state. by_user: code of the user's
+    calls it; libraries ask for limits to bound their loops."""
+    if id(function) in _IMPURE_IDS or function is sys.getrecursionlimit and by_user:
         return True
     if function.__name__ in _HARMLESS or function.__name__.startswith("_path_"):
         return False

@@ -373,7 +373,7 @@ class StateReads:
         elif number in _ALL_NAMES_IDS:
             if code.kind == WATCH:
                 self._call_by_name(frame, code, (attribute_at(frame)[0], None))
-        elif is_impure(function) or self._was_there(function.__self__) and has_hidden_state(function):
+        elif is_impure(function, code.kind == WATCH) or self._was_there(function.__self__) and has_hidden_state(function):
             if not (self.happens_once(frame) or is_torchs_look(frame)):
                 raise refused(function)
         elif function.__module__ in _SERIALIZERS and code.kind == WATCH:
