@@ -143,7 +143,8 @@ class Observer:
         seen = names | others
         named = [item for name, value in self.watched.items() for item in leaves_of(value, name)]
         frozen = {path: freeze(leaf) for name, value in seen.items() for path, leaf in leaves_of(value, name)}
-        self.moments.append(Moment(label, frozen, sharing(named), torch.get_rng_state(), error))
+        related = sharing(named) | same_containers(self.watched)
+        self.moments.append(Moment(label, frozen, related, torch.get_rng_state(), error))
 
 
 def _losses(tensors: list[torch.Tensor], way: str) -> list[torch.Tensor]:
@@ -208,6 +209,21 @@ def sharing(named: list[tuple[str, Any]]) -> dict[str, Any]:
         first, origin = memories.setdefault(start, (path, address)) if start is not None else (path, address)
         related[path] = (f"object of {same_object}", f"storage of {same_storage}",
                          f"memory of {first} {address - origin:+d} bytes")
+    return related
+
+
+def same_containers(watched: dict[str, Any]) -> dict[str, Any]:
+    """For each list and dict: the first that is the same object."""
+    first: dict[int, str] = {}
+    related = {}
+    pending = list(watched.items())
+    while pending:
+        path, value = pending.pop(0)
+        if isinstance(value, (list, dict)):
+            related[f"{path}#"] = (f"object of {first.setdefault(id(value), path)}",)
+        if isinstance(value, (list, tuple, dict)):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            pending += [(f"{path}[{key!r}]", item) for key, item in items]
     return related
 
 

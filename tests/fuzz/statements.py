@@ -200,6 +200,9 @@ def draw_results(scope: Scope, tape: Tape) -> tuple[str, ...]:
         results.append(tape.weighted(((80, name), (4, f"[{name}, {other}]"), (3, f"{{'r': {name}}}"),
                                       (3, f"{name}.shape"), (2, "None"), (3, f"{name}[...]"),
                                       (2, f"({name}, 3)"), (3, f"{name}.detach()"))))
+    if tape.chance(10):                 # containers that the caller knows, or that are in two places
+        name = _recent(scope, _anything)
+        results.append("pack" if "pack" in scope.namespace and tape.chance(70) else f"([{name}],) * 2")
     return tuple(results)
 
 
