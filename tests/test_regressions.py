@@ -378,3 +378,14 @@ def test_a_constant_and_its_bytes_are_read_in_one_kernel():
         return x.view(torch.int32) ^ 3
     x, y = torch.zeros(1, 5), torch.zeros(1, 5)
     assert torch.equal(tracejit.jit(f, executors=["cpu"], fallback="error")(x), f(y)) and torch.equal(x, y)
+
+
+def test_one_view_written_twice_by_one_call_is_used_with_its_history():
+    def program(a):
+        view = a.view_as(a)
+        torch._foreach_mul_([view, view], [view[..., :1], view])
+        return view.detach(), a
+
+    weight = torch.full((4, 1), 3.0, requires_grad=True)
+    eager, compiled = program(weight * 2), tracejit.jit(program, fallback="error")(weight * 2)
+    assert torch.equal(eager[0], compiled[0]) and torch.equal(eager[1], compiled[1])
