@@ -60,6 +60,8 @@ def test_common_calls_do_not_make_torch_import_its_distributed_tensors():
             loss.backward()
             last.copy_(loss.detach())
         step(torch.rand(4, 8), torch.zeros(()))
+        with torch.no_grad():
+            tracejit.jit(model, executors=["cpu"], fallback="error")(torch.rand(4, 8))
         assert "torch.distributed.tensor" not in sys.modules
     """)
 

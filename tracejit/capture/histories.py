@@ -79,8 +79,13 @@ def reached(results: list[torch.Tensor], came: list) -> list[set]:
 
 def led_to(histories: list[set], targets: dict[int, Any]) -> list[frozenset[int]]:
     """For each history the targets, tensors or edges, to which it leads."""
-    ends = {edge_of(get_gradient_edge(t) if isinstance(t, torch.Tensor) else t): k for k, t in targets.items()}
-    return [frozenset(ends[edge] for node in history for edge in node.next_functions if edge in ends) for history in histories]
+    leaves = {id(t): k for k, t in targets.items() if isinstance(t, torch.Tensor) and t.is_leaf}
+    ends = {edge_of(t): k for k, t in targets.items() if k not in leaves.values()}
+
+    def target(edge: tuple) -> Optional[int]:
+        variable = getattr(edge[0], "variable", None)          # of the node at a leaf; to ask the leaf for its node makes one
+        return ends.get(edge) if variable is None else leaves.get(id(variable))
+    return [frozenset({target(edge) for node in history for edge in node.next_functions} - {None}) for history in histories]
 
 
 def groups(histories: list[set]) -> list[int]:
