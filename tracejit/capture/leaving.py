@@ -44,6 +44,8 @@ def _may_leave(x: Any, reads: StateReads) -> bool:
         return True
     if isinstance(x, _BY_NAME) and _is_named(x) or isinstance(x, (torch.Size, types.ModuleType, *OPERATORS)):
         return True
+    if isinstance(x, type) and any(type(known.obj) is x and reads.knows(known.obj) for known in reads.state.objects.values()):
+        return True                                            # the class of an object that was there before
     return type(x) is Number or isinstance(x, PLAIN) and not getattr(x, "__dict__", None) or reads.knows(x)
 
 
