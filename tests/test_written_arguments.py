@@ -533,3 +533,18 @@ def test_a_view_of_a_leaf_that_is_a_view_requires_gradients_after_a_write():
     for _ in range(2):
         eager, jitted = (function(torch.zeros(3, 4)[:2].requires_grad_()) for function in (program, compiled))
         assert eager.requires_grad and jitted.requires_grad and torch.equal(eager, jitted)
+
+
+@pytest.mark.parametrize("jit", (lambda fn: fn, tracejit.jit), ids=("eager", "jitted"))
+def test_a_result_that_views_a_written_view_argument_hangs_on_its_base_alone(jit):
+    """The view was made before the write: autograd makes its history anew, of the base, and not of the argument."""
+    def program(b):
+        v = b.view(5, 1)
+        v.add_(1)
+        return v.view(1, 5)
+
+    leaf = torch.ones(1, 5, requires_grad=True)
+    base = torch.stack([leaf * 2, leaf * 3])
+    b = base[1]
+    of_argument, of_base = torch.autograd.grad(jit(program)(b).sum(), (b, base), allow_unused=True)
+    assert of_argument is None and of_base.sum() == 5

@@ -15,7 +15,7 @@ from ..capture.structure import Structure
 from ..capture.tracer import Capture, StateEffect
 from ..ir.trace import Modes, Trace
 from ..options import log_topics
-from .gradients import Differentiable, Spent
+from .gradients import Differentiable, Replayed, Spent
 from .program import Program, stack_level, user_traceback
 
 
@@ -145,7 +145,10 @@ def _viewing(views: tuple[ResultView, ...], grad: bool, run: Callable) -> Callab
     makers = [(v.positions, v.source, _under([] if grad else [torch.enable_grad], v.maker())) for v in views]
 
     def viewing(*inputs: torch.Tensor) -> tuple:
-        outputs, made = list(run(*inputs)), {}
+        found = run(*inputs)
+        if type(found) is Replayed:
+            return found
+        outputs, made = list(found), {}
         for positions, source, make in makers:
             view = make(inputs[source] if source >= 0 else outputs[-1 - source], made)
             for k in positions:

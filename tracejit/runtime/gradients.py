@@ -23,6 +23,10 @@ from .program import Program
 _lock = compile_lock()
 
 
+class Replayed(tuple):
+    """Results of a call that was replayed under autograd: views among them have their histories."""
+
+
 class Differentiable:
     """`run(*inputs)` -> the flat results of the program, with gradients.
 
@@ -65,7 +69,7 @@ class Differentiable:
         alone = all([k not in self.viewed and may_take_history(inputs[k]) for k in views])
         noticed = any([inputs[k].retains_grad for k in self.written]) or any([_noticed(inputs[k]) for k in self.in_part])
         if noticed or not alone:
-            return self.replay.run(*inputs)                    # autograd takes these to a new history for ops alone, or refuses to
+            return Replayed(self.replay.run(*inputs))          # autograd takes these to a new history for ops alone, or refuses to
         call = Call(self, inputs, views)
         made: dict[Any, Any] = {}                              # results by their number, and what makers of views called
         came = {k: AsItCame.apply(inputs[k]) for k in self.late.union(views)}
