@@ -364,5 +364,11 @@ def test_a_tensor_made_within_takes_gradients_in_a_compiled_call():
         y = x.clone()[1:]
         return y.requires_grad_()
 
-    for program in (shown, a_view):
+    def beside_a_write(w, x):
+        y = x.detach().requires_grad_()
+        w = w * 2
+        w.zero_()
+        return y[1:], w
+
+    for program in (shown, a_view, beside_a_write):
         assert "requires_grad" in check(program, lambda: [leaf(), plain()]).replayed_because

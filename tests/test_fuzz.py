@@ -50,7 +50,7 @@ def assert_same(program, may_refuse=False):
 
 def compiled_of(options, indices):
     torch.set_num_threads(1)
-    return [assert_same(run.draw(SEED, index, options), options.grad) for index in indices]
+    return [assert_same(run.draw(SEED, index, options), True) for index in indices]
 
 
 def in_fresh_processes(options, n):
@@ -64,7 +64,7 @@ def in_fresh_processes(options, n):
                                             (programs.Options(large=True, max_statements=6), 30)],
                          ids=["long", "grad", "large"])
 def test_long_random_programs_gradients_and_large_shapes_mean_what_eager_means(options, share):
-    """With gradients, one in 300 may run eagerly: fake tensors replay views that autograd describes by their strides, or that were set to other memory."""
+    """One in 300 may run eagerly: a call that may raise where its error is caught; views whose histories fake tensors cannot make."""
     n = EXAMPLES // share
     compiled = compiled_of(options, range(n)) if n <= CHUNK else in_fresh_processes(options, n)
     assert compiled.count(False) <= max(n // 300, 1)

@@ -388,8 +388,9 @@ class _Capture:
             if history(t) is not start.history:
                 because = because or AUTOGRAD
             elif t.requires_grad != start.requires_grad and t.is_leaf:
-                seen = id(t) in self.start or id(t) in shown
-                because = because or (located("requires_grad is changed: set it outside", self.made_at(t) or defined) if seen else AUTOGRAD)
+                if (id(t) in self.start or id(t) in shown) and because in ("", AUTOGRAD):
+                    because = located("requires_grad is changed: set it outside", self.made_at(t) or defined)
+                because = because or AUTOGRAD
         return because
 
 

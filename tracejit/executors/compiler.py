@@ -103,6 +103,19 @@ class Building:
         self.made.unlink(missing_ok=True)
 
 
+class _Compiler(subprocess.Popen):
+    """A process that does not go on where an interrupt comes while it is started: nobody would know of it."""
+
+    def __init__(self, command: list[str]) -> None:
+        try:
+            super().__init__(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        except BaseException:
+            if getattr(self, "pid", None) is not None:
+                self.kill()
+                self.wait()
+            raise
+
+
 def begin(path: Path, text: str, more: tuple[str, ...] = ()) -> Building:
     """Start the compiler on a text, the object of which is to be at `path` in the end; more: flags. Raises CompilerError."""
     source = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}.c")
@@ -111,7 +124,10 @@ def begin(path: Path, text: str, more: tuple[str, ...] = ()) -> Building:
     try:
         source.parent.mkdir(mode=0o700, parents=True, exist_ok=True)       # somebody may have removed it
         source.write_text(text)
-        started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        started = _Compiler(command)
+    except KeyboardInterrupt:
+        made.unlink(missing_ok=True)
+        raise
     except OSError as error:
         raise CompilerError(f"{error}; the source is {source}") from error
     return Building(source, made, started, os.getpid())

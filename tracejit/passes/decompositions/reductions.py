@@ -95,7 +95,7 @@ def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
         return NotImplemented
     x = wide(x)
     dims = [dim] if isinstance(dim, int) else list(dim or range(x.dim()))
-    alone = ord != 0 and all(x.shape[d] == 1 for d in dims)    # of one element: neither overflows nor underflows
+    alone = ord != 0 and (not x.dim() or all(x.shape[d] == 1 for d in dims))    # of one element: neither overflows nor underflows
     if ord == math.inf or alone:
         return x.abs().amax(dims, keepdim)
     if ord == 2:
