@@ -338,10 +338,18 @@ def test_names_do_not_clash_with_those_of_the_program():
 @pytest.mark.parametrize("ord", [2, 3, 0.5, 1, 0, float("inf")])
 @pytest.mark.parametrize("value", [1e30, 1e-42, -3.0, float("nan"), float("-inf")])
 def test_a_norm_of_one_element_is_its_magnitude(ord, value):
-    for x, dim in ((torch.full((1,), value), None), (torch.full((2, 1), value), 1), (torch.tensor(value), None), (torch.tensor(value), 0)):
+    for x, dim in ((torch.full((1,), value), None), (torch.full((2, 1), value), 1), (torch.tensor(value), None)):
         def norm(x):
             return torch.linalg.vector_norm(x, ord, dim=dim) + 0
         torch.testing.assert_close(tracejit.jit(norm, fallback="error")(x), norm(x), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("ord", [2, 3, 0.5, 1, 0, float("inf"), -float("inf")])
+def test_a_norm_along_a_dim_that_is_not_there(ord):
+    for value, dim in ((1e30, 0), (1e-42, -1), (-3.0, 0), (2.0, [0])):
+        def norm(x):
+            return torch.linalg.vector_norm(x, ord, dim=dim, keepdim=True) + 0
+        torch.testing.assert_close(tracejit.jit(norm, fallback="error")(torch.tensor(value)), norm(torch.tensor(value)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)

@@ -95,7 +95,8 @@ def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
         return NotImplemented
     x = wide(x)
     dims = [dim] if isinstance(dim, int) else list(dim or range(x.dim()))
-    alone = ord != 0 and (not x.dim() or all(x.shape[d] == 1 for d in dims))    # of one element: neither overflows nor underflows
+    without = not x.dim() and bool(dims)                       # eager takes its only element for a row
+    alone = ord != 0 and not without and all(x.shape[d] == 1 for d in dims)    # of one element: neither overflows nor underflows
     if ord == math.inf or alone:
         return x.abs().amax(dims, keepdim)
     if ord == 2:
