@@ -15,8 +15,8 @@ from ..capture.structure import Structure
 from ..capture.tracer import Capture, StateEffect
 from ..ir.trace import Modes, Trace
 from ..options import log_topics
-from .gradients import Differentiable, Replayed, Spent
-from .program import Program, stack_level, user_traceback
+from .gradients import Differentiable, Spent
+from .program import Program, Replayed, stack_level, user_traceback
 
 
 class Entry:

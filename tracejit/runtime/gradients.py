@@ -18,13 +18,9 @@ from ..executors.compile_lock import compile_lock
 from ..ir.proxy import TensorProxy
 from ..ir.trace import Trace
 from ..torch_private import autocast_is_on, bare_apply, graph_is_kept, node_of_its_own, set_versions
-from .program import Program
+from .program import Program, Replayed
 
 _lock = compile_lock()
-
-
-class Replayed(tuple):
-    """Results of a call that was replayed under autograd: views among them have their histories."""
 
 
 class Differentiable:

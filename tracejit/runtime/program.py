@@ -38,6 +38,10 @@ class OneCall:
     source: SourceLine
 
 
+class Replayed(tuple):
+    """Results of a call that was replayed under autograd: views among them have their histories."""
+
+
 class Program:
     """`run(*inputs)` returns the flat outputs; `direct()` gives the same without a frame between it and what it calls,
     for after a first run, which verifies how the arguments of regions are laid out. Frames are found again by `filename`."""
