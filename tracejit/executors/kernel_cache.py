@@ -101,13 +101,15 @@ class KernelCache:
         keys = [_key("in company\n" + with_helpers(b), self.more) for b in bodies]     # not those of texts by themselves
         missing = {key: b for key, b in zip(keys, bodies)
                    if key not in self._loaded and not self.disk.has(f"{key}.so")}
-        shares = [self._begun(share, missing) for share in _shares(missing)]
+        shares: list[_Share] = []
 
         def wait() -> list[Union[Library, CompilerError]]:
             failed = {key: error for share in shares for key, error in self._failed(share, missing).items()}
             with _lock:
                 return [failed[key] if key in failed else self._library(key, b) for key, b in zip(keys, bodies)]
         try:
+            for keys_of_share in _shares(missing):
+                shares.append(self._begun(keys_of_share, missing))             # an interrupt before the next stops this one
             yield wait
         finally:
             for share in shares:
