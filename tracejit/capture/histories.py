@@ -58,11 +58,11 @@ def leads_to(end: Any, edge: GradientEdge) -> bool:
     return any((edge.node, edge.output_nr) in node.next_functions for node in nodes(end))
 
 
-def shown_leaves(results: list) -> set[int]:
+def shown_leaves(results: list) -> tuple[set[int], set[int]]:
     """Ids of the results that are tensors, and of the leaves to which those that are views lead."""
     tensors = [t for t in results if isinstance(t, torch.Tensor)]
     ends = {history(t) for t in tensors if t.requires_grad and t._is_view()} - {None, UNTOLD}
-    return {id(t) for t in tensors} | {id(node.variable) for node in nodes(*ends) if hasattr(node, "variable")}
+    return {id(t) for t in tensors}, {id(node.variable) for node in nodes(*ends) if hasattr(node, "variable")}
 
 
 def computed_from(results: list[torch.Tensor]) -> list[set[int]]:

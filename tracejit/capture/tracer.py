@@ -238,7 +238,7 @@ class _Capture:
             start = len(outputs)
             effects.append(StateEffect(write, self.take(write.value, outputs), start, len(outputs)))
         self.level.recorder.remade.met(outputs)
-        because, unnamed, grads, spent = self.replay_reason(shown_leaves(outputs)), "", (), ()
+        because, unnamed, grads, spent = self.replay_reason(*shown_leaves(outputs)), "", (), ()
         if self.level.unnamed:
             unnamed = f"Nor can the call run as recorded: {self.level.unnamed}"
         if self.level.takes_gradients and because in ("", AUTOGRAD):
@@ -372,8 +372,8 @@ class _Capture:
         host = dict.fromkeys((what, index[id(t)]) for what, t, _ in self.level.host_reads)
         return Guards(tuple(self.sources), tuple(self.reads.locations), tuple(host))
 
-    def replay_reason(self, shown: set[int]) -> str:
-        """Why the program must be replayed call by call under autograd: it built or used autograd history. shown: ids of results."""
+    def replay_reason(self, results: set[int], viewed: set[int]) -> str:
+        """Why the program must be replayed call by call under autograd: it built or used autograd history. As of `shown_leaves`."""
         level, defined = self.level, defined_at(self.fn)
         because = level.needs_replay
         if any_overlap(self.tensors):                          # as from numpy: fakes do not show it, eager's order is right
@@ -388,7 +388,8 @@ class _Capture:
             if history(t) is not start.history:
                 because = because or AUTOGRAD
             elif t.requires_grad != start.requires_grad and t.is_leaf:
-                if (id(t) in self.start or id(t) in shown) and because in ("", AUTOGRAD):
+                seen = id(t) in self.start or id(t) in results | viewed
+                if seen and not because or id(t) in viewed and because == AUTOGRAD:
                     because = located("requires_grad is changed: set it outside", self.made_at(t) or defined)
                 because = because or AUTOGRAD
         return because
