@@ -147,7 +147,7 @@ def _viewing(views: tuple[ResultView, ...], grad: bool, run: Callable) -> Callab
     def viewing(*inputs: torch.Tensor) -> tuple:
         found = run(*inputs)
         if type(found) is Replayed:
-            return found
+            return tuple(found)
         outputs, made = list(found), {}
         for positions, source, make in makers:
             view = make(inputs[source] if source >= 0 else outputs[-1 - source], made)

@@ -65,7 +65,8 @@ class Differentiable:
         alone = all([k not in self.viewed and may_take_history(inputs[k]) for k in views])
         noticed = any([inputs[k].retains_grad for k in self.written]) or any([_noticed(inputs[k]) for k in self.in_part])
         if noticed or not alone:
-            return Replayed(self.replay.run(*inputs))          # autograd takes these to a new history for ops alone, or refuses to
+            found = self.replay.run(*inputs)                   # autograd takes these to a new history for ops alone, or refuses to
+            return Replayed(found) if self.joint.recording.views else found
         call = Call(self, inputs, views)
         made: dict[Any, Any] = {}                              # results by their number, and what makers of views called
         came = {k: AsItCame.apply(inputs[k]) for k in self.late.union(views)}
