@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import tracejit
+from tracejit.capture.collector import collector_paused
 from tracejit.capture.journal import replay
 from tracejit.capture.locations import KeyReader
 from tracejit.capture.reads import StateReads
@@ -177,7 +178,7 @@ WRITES = [value for name, value in list(globals().items()) if name.startswith("m
 def capture(fn, *args, roots=()):
     reads = StateReads(fn, roots)
     reads.adopt_call((), {})
-    with reads:
+    with collector_paused(), reads:                            # as in a call: others hang functions on the collector
         fn(*args)
     writes = reads.writes()
     return reads, writes
