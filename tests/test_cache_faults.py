@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 import tracejit
 from tracejit.capture.reads import StateReads
 from tracejit.errors import FallbackWarning
+from tracejit.executors import compiler
 from tracejit.executors.cpu import CpuExecutor
 from tracejit.executors.kernel_cache import KernelCache, PartInC
 from tracejit.runtime import gradients
@@ -365,3 +366,18 @@ def test_threads_make_their_first_calls_at_once(tmp_path):
     for t in threads:
         t.join()
     assert not wrong
+
+
+def test_a_compiler_that_is_interrupted_while_it_starts_is_stopped(tmp_path, monkeypatch):
+    start, started = subprocess.Popen.__init__, []
+
+    def interrupted(process, *args, **kwargs):
+        start(process, *args, **kwargs)
+        started.append(process)
+        raise KeyboardInterrupt
+
+    compiler.compile_command()                                 # asks the compiler what it is
+    monkeypatch.setattr(subprocess.Popen, "__init__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compiler.begin(tmp_path / "kernel.so", "int f(void) { return 1; }")
+    assert started[0].returncode == -signal.SIGKILL and not list(tmp_path.glob("*.tmp"))

@@ -109,8 +109,8 @@ class _Compiler(subprocess.Popen):
     def __init__(self, command: list[str]) -> None:
         try:
             super().__init__(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        except BaseException:
-            if getattr(self, "pid", None) is not None:
+        except KeyboardInterrupt:
+            if getattr(self, "pid", None) is not None:         # it runs already
                 self.kill()
                 self.wait()
             raise
