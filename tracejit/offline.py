@@ -99,7 +99,7 @@ class _Offline(Executor):
 
     name = "cupy"
     max_region_ops = MOST_CALLS
-    passes_over_long_rows = True
+    passes_over_long_rows = postpones_copies = True
 
     def __init__(self, allow_single_op_fusion: bool) -> None:
         self.allow_single_op_fusion = allow_single_op_fusion

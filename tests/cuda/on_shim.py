@@ -21,7 +21,7 @@ class ShimExecutor(Executor):
 
     name = "shim"
     max_region_ops = MOST_CALLS
-    passes_over_long_rows = True
+    passes_over_long_rows = postpones_copies = True
 
     def __init__(self, *, allow_single_op_fusion=False, order="random", **options):
         self.allow_single_op_fusion, self.order = allow_single_op_fusion, order

@@ -137,6 +137,14 @@ def shifted(x):
     return x.sum(0)
 
 
+def heat(u):
+    u[1:-1, 1:-1] = u[1:-1, 1:-1] + 0.25 * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:] - 4 * u[1:-1, 1:-1])
+
+
+def from_corners(u):
+    u[1:-1, 1:-1, 1:] = u[:-2, :-2, :-1] - u[2:, 2:, 1:] * 2 + u[1:-1, 1:-1, 1:]
+
+
 def scaled_by_its_rows(x, scale):
     y = x * scale[:, None]
     scale.copy_(y.sum(-1))
@@ -163,6 +171,10 @@ add("a float of a tensor", lambda x, n: x * (1 - 0.9 ** n.item()) + 1, make=lamb
 add("cache step", cache_step, (8, 64), (64,), exact=True)
 add("transpose in place", transpose_in_place, (40, 40), exact=True)
 add("shift in place", shifted, (9, 64))
+for shape in ((5, 7), (150, 333), (2050, 70)):
+    add(f"stencil in place {shape}", heat, shape, exact=True)
+for dtype in (torch.bfloat16, torch.uint8, torch.float64):
+    add(f"corners in place {dtype}", from_corners, (20, 60, 70), dtype=dtype, exact=True)
 add("rows that scale", scaled_by_its_rows, (6, 200), (6,))
 add("swap of rows", swap, (6, 64), exact=True, whole=False)
 add("column write", column_write, (2, 3, 16), (2, 3))

@@ -46,6 +46,7 @@ int launch(const char *name, bool synchronizes, void (*body)(void **), void **ar
 struct Shadow {                                                // who wrote and who read last, and when
   uint32_t writer = 0, reader = 0, written = 0, read = 0;
   bool several = false;                                        // several threads read since the last barrier
+  bool apart = false;                                          // several blocks read
 
   static uint32_t number() { return (block.y * blocks.x + block.x) * threads.x + thread.x + 1; }
   static bool ordered(uint32_t who, uint32_t when) {           // before what the current thread does now?
@@ -56,11 +57,15 @@ struct Shadow {                                                // who wrote and 
     uint32_t me = number();
     if (!ordered(writer, written)) fail("a race on %s[%lld] with thread %u of block %u, which wrote it", what, (long long)at,
                                         (writer - 1) % threads.x, (writer - 1) / threads.x);
-    if (write && (!ordered(reader, read) || (several && read == epoch)))
+    if (write && (apart || !ordered(reader, read) || (several && read == epoch)))
       fail("a race on %s[%lld] with thread %u of block %u, which read it", what, (long long)at, (reader - 1) % threads.x,
            (reader - 1) / threads.x);
-    if (write) { writer = me; written = epoch; several = false; reader = 0; }
-    else { several = several && read == epoch ? true : reader && reader != me && read == epoch; reader = me; read = epoch; }
+    if (write) { writer = me; written = epoch; several = apart = false; reader = 0; }
+    else {
+      apart = apart || reader && (reader - 1) / threads.x != (me - 1) / threads.x;
+      several = several && read == epoch ? true : reader && reader != me && read == epoch;
+      reader = me; read = epoch;
+    }
   }
 };
 

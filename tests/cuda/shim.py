@@ -64,7 +64,7 @@ def translated(text: str) -> str:
             text = text.replace(f"{name}({parameters}) {{", f"{name}({', '.join(checked)}) {{")
         entries.append(_entry(name, types, _synchronizes(text, name), bool(table)))
     text = re.sub(r"__shared__ (\w+(?: \w+)?) (\w+)\[(\d+)\];", r'static shim::Shared<\1, \3> \2("\2");', text)
-    text = re.sub(r"\? (a\d+\[)", r"? +\1", text)            # the value, not a reference, decides the type of a choice
+    text = re.sub(r"\? (a\d+\[|\(i\d+ [<>])", r"? +\1", text)    # the value, not a reference, decides the type of a choice
     head, kernels = text.split('extern "C" __global__', 1)
     return f'{head}{_VECTORS if "tj_vec" in head else ""}#line 1 "kernels"\nextern "C" __global__{kernels}\n' + "\n".join(entries)
 

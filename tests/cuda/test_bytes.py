@@ -11,7 +11,6 @@ MORE = {                                                       # and why
     "sigmoid and digamma, alternating": "torch computes digamma",
     "sigmoid/digamma alternating": "torch computes digamma",
     **dict.fromkeys((w.name for w in cuda_facts.LONGER), "longer than what a block holds"),
-    "heat stencil, slice assignment": "neighbours read what would be overwritten",
 }
 
 

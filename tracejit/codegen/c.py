@@ -41,6 +41,7 @@ class Writer:
         self.within: dict[Var, Bounds] = {}
         self.assumed: dict[Expr, bool] = {}
         self.special: dict[Expr, str] = {}                     # row buffers, tiles, and what was loaded as a vector
+        self.sources: dict[Expr, str] = {}                     # where loads find their element, if not in their buffer
         self.places: dict[Store, str] = {}                     # where a value waits to be stored as part of a vector
         self._moves: dict[Expr, bool] = {}
         self._quiet: dict[tuple[Expr, torch.dtype], bool] = {}
@@ -180,7 +181,7 @@ class Writer:
             return "0"
         if self.k.buffers[buffer].number and self.d.numbers_by_value:
             return self.pointers[buffer]
-        at = self.d.load(e.dtype, f"{self.pointers[buffer]}[{self.index(index)}]")
+        at = self.d.load(e.dtype, self.sources.get(e) or f"{self.pointers[buffer]}[{self.index(index)}]")
         return at if known else f"({self._known(guard)} ? {at} : 0)"
 
     def _inside(self, index: Index, low: int, high: int) -> str:

@@ -25,6 +25,8 @@ def count(k: Kernel, size: int) -> None:
     for s in k.every_store:
         if k.postponed is None or s is not k.postponed.waiting:
             k.bytes_written += math.prod(a.size for a in atoms(s.index) if isinstance(a, Var)) * s.value.dtype.itemsize
+    if k.postponed is not None:
+        k.bytes_read, k.bytes_written = k.bytes_read + 2 * k.postponed.saved, k.bytes_written + k.postponed.saved
     k.operations = sum(map(weight, k.expressions)) * max(size, 1)
 
 

@@ -1,7 +1,7 @@
 """The CUDA dialect: CUDA C++ for NVRTC, one or more `__global__` functions a kernel.
 
 Everything up to the renderer is the CPU's: kernel IR, op table, expressions. Spellings that differ, and what a thread, a
-warp and a block do (`cuda_schedules`, `cuda_rows`, `cuda_columns`), are the dialect's own.
+warp and a block do (`cuda_schedules`, `cuda_rows`, `cuda_columns`, `cuda_tiles`), are the dialect's own.
 """
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .lower import Sharing
 from .primitives import PRIMITIVES
 
 PARAMETER_BYTES = 4096       # of a launch, on every device and driver
-SHARING = Sharing(few_rows=128, long_row=1 << 14, again=(32, 1 << 16))        # of a device with more than a hundred multiprocessors
+SHARING = Sharing(few_rows=128, long_row=1 << 14, again=(32, 1 << 16), tiles=True)        # of a device with more than a hundred multiprocessors
 _SPECIAL = {torch.float32: ("__int_as_float(0x7fffffff)", "__int_as_float(0x7f800000)"),
             torch.float64: ("__longlong_as_double(0x7fffffffffffffffLL)", "__longlong_as_double(0x7ff0000000000000LL)")}
 

@@ -14,6 +14,7 @@ from .cuda import SHARING, Function, Parameter, narrow
 from .cuda_columns import column, whole
 from .cuda_rows import row
 from .cuda_schedules import pointwise
+from .cuda_tiles import in_tiles
 from .kernel import Buffer, Kernel
 from .lower import Note
 from .nests import Nests
@@ -87,7 +88,7 @@ class _Texts:
         if id(original) not in self.functions:
             if not self.wide:
                 narrow(original)
-            self.functions[id(original)] = tuple(_SCHEDULES[original.schedule](original, self.aligned))
+            self.functions[id(original)] = tuple(_SCHEDULES["tiles" if original.postponed else original.schedule](original, self.aligned))
         return self.functions[id(original)]
 
     def key(self, k: Kernel) -> tuple[str, ...]:
@@ -125,4 +126,4 @@ def _where(region: BoundSymbol) -> list[str]:
             f'#define TJ_FUNCTION "{source.function if source else ""}"']
 
 
-_SCHEDULES = {"pointwise": pointwise, "row": row, "column": column, "whole": whole}
+_SCHEDULES = {"pointwise": pointwise, "row": row, "column": column, "whole": whole, "tiles": in_tiles}

@@ -13,11 +13,14 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import torch
 
 from .index import Bounds, Gathered, Index, Var, atoms, bounds
+
+if TYPE_CHECKING:
+    from .tiles import Tiled
 
 HALVES = (torch.bfloat16, torch.float16)
 FLOATS = (torch.float32, torch.float64, *HALVES)
@@ -108,6 +111,7 @@ class Postponed:
     length: int                          # steps of `row` that are one row
     behind: int
     ahead: int
+    saved: int = 0                       # bytes that are copied before they are overwritten
 
 
 @dataclass
@@ -138,7 +142,7 @@ class Kernel:
     bytes_again: int = 0                 # of bytes_read: those that a later pass over a row reads anew
     operations: int = 0
     checks: bool = False                 # may report an error
-    postponed: Optional[Postponed] = None                     # pointwise alone
+    postponed: Optional[Union[Postponed, Tiled]] = None       # pointwise alone
     same_as: Optional["Kernel"] = None   # equal up to the names of buffers, and rendered as that one
 
     @property

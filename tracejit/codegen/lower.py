@@ -19,6 +19,7 @@ from .kernel import HEAVY, Buffer, CannotLower, Expr, Kernel, Reduction, Stage, 
 from .ops import row_of
 from .postponed import postponed
 from .reductions import reduced_dims
+from .tiles import tiled
 from .values import Values, buffer_name
 
 KEPT_BYTES = 256 << 10       # of row buffers: a share of the second-level cache
@@ -34,11 +35,13 @@ class Sharing:
 
     again: as few and long where a row is read once more when it is reduced: all of that is one kernel then, and its passes are
     launches. None: a second pass over a shared row is another kernel's.
+    tiles: what is written and read at other indices is written tile by tile, each by threads that meet, else row by row.
     """
 
     few_rows: int = 8
     long_row: int = 1 << 15
     again: Optional[tuple[int, int]] = None
+    tiles: bool = False
 
 
 @dataclass(eq=False)
@@ -242,7 +245,8 @@ class _Scheduler:
 
     def _merged(self, loops: list[Var]) -> list[Var]:
         loops = sorted(loops, key=self._weight, reverse=True)
-        k = 0 if self.waiting is None else 1                   # a postponed store is by rows
+        first = 0 if self.waiting is None else len(loops) if self.nest.sharing.tiles else 1        # a postponed store is by rows
+        k = first
         while k + 1 < len(loops):
             a, b = loops[k], loops[k + 1]
             if all(i.affine_in(a) and i.affine_in(b) and i.coefficient(a) == i.coefficient(b) * b.size
@@ -250,7 +254,7 @@ class _Scheduler:
                 m = Var(10_000 + 100 * a.number + b.number, a.size * b.size)
                 self._substitute(a, b, m)
                 loops[k:k + 2] = [m]
-                k = max(k - 1, 0 if self.waiting is None else 1)
+                k = max(k - 1, first)
             else:
                 k += 1
         return loops
@@ -287,7 +291,8 @@ class _Scheduler:
         k = Kernel(self._buffers(), outer, inner, schedule, stages, self.all)
         k.kept = self._kept(used) if schedule in ("row", "scan") and len(inner) == 1 else {}
         if self.postponed is not None:
-            k.postponed = postponed(self.postponed, self.waiting, self.loads, outer + inner)
+            by = tiled if self.nest.sharing.tiles else postponed
+            k.postponed = by(self.postponed, self.waiting, self.loads, outer + inner)
         k.tile = self._tile(k) if schedule == "pointwise" else None
         k.checks = any(e.op in CHECKS for e in self.all)
         count(k, self.nest.size)
@@ -370,6 +375,8 @@ class _Scheduler:
         numbers = self.evaluation.region.numbers
         found = {e.extra[0]: Buffer(e.extra[0], _storage(e.extra[0]), e.dtype, number=_storage(e.extra[0]) in numbers) for e in self.loads}
         for s in self.stores:
+            if s is self.waiting and self.nest.sharing.tiles:
+                continue                                       # in shared memory
             found[s.buffer] = Buffer(s.buffer, _storage(s.buffer), s.value.dtype, True)
         return found
 

@@ -52,7 +52,7 @@ class CupyExecutor(Executor):
     """
 
     name = "cupy"
-    passes_over_long_rows = True
+    passes_over_long_rows = postpones_copies = True
 
     def __init__(self, *, allow_single_op_fusion: bool = False, kernel_cache: Optional[str] = None,
                  max_region_ops: int = MOST_CALLS) -> None:
