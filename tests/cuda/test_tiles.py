@@ -1,4 +1,5 @@
 """Slices written from their own neighbours: one kernel of blocks in any order, after one that saves what they read of each other."""
+import random
 import re
 
 import pytest
@@ -183,6 +184,26 @@ def test_what_is_not_near_by_goes_through_a_temporary(small):
         assert "waiting[" not in "".join(k.source for k in lowered.kernels)
     lowered = tracejit.lower(picked, values((96, 96)))
     assert "waiting[" not in "".join(k.source for k in lowered.kernels)
+
+
+@pytest.mark.parametrize("seed", thin(range(64), 16))
+def test_random_stencils(seed, small):
+    r = random.Random(seed)
+    dims = r.randint(1, 3)
+    reach, shape = [r.randint(0, 3) for _ in range(dims)], [r.randint(16, {1: 3000, 2: 90, 3: 24}[dims]) for _ in range(dims)]
+    offsets = [[r.randint(-n, n) for n in reach] for _ in range(r.randint(1, 4))]
+    order, step = r.sample(range(dims), dims), [r.choice([1, 1, 2]) for _ in range(dims)]
+
+    def part(v, at):
+        return v[tuple(slice(n + o, size - n + o) for n, o, size in zip(reach, at, v.shape))]
+
+    def stencil(u):
+        v = u.permute(order)[tuple(slice(None, None, n) for n in step)]
+        part(v, [0] * dims).copy_(sum(part(v, at) * (n + 2) for n, at in enumerate(offsets)))
+    small(SMALLEST=r.choice([64, 256, 1024]), EACH=r.choice([(1,), (8, 4, 2, 1)]), WARP=r.choice([1, 8, 32]))
+    u = values(tuple(n * s for n, s in zip(shape, step)), r.choice([torch.float32, torch.int64, torch.bfloat16, torch.uint8]), seed)
+    prove(stencil, u.permute(order).contiguous().permute([order.index(d) for d in range(dims)]), close=exact, orders=("random", "reversed"),
+          facts=False)
 
 
 # ------------------------------------------------------------ faults

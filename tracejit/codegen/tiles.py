@@ -97,8 +97,11 @@ def _in_tiles(store: Store, waiting: Store, offsets: dict[Expr, tuple[int, ...]]
     if not _apart(store.index, loops, [sum(r) for r in reach]):
         return None
     itemsize, size = store.value.dtype.itemsize, math.prod(v.size for v in loops)
-    most = min(max(size // FEWEST_TILES, SMALLEST), LARGEST)
-    tile = _tile(loops, [sum(r) for r in reach], lambda t: math.prod(t) <= most and _waits(t, offsets.values(), itemsize) is not None)
+
+    def fits(tile: list[int]) -> bool:
+        most = LARGEST if math.prod(-(-v.size // n) for v, n in zip(loops, tile)) >= FEWEST_TILES else SMALLEST
+        return math.prod(tile) <= most and _waits(tile, offsets.values(), itemsize) is not None
+    tile = _tile(loops, [sum(r) for r in reach], fits)
     waits = _waits(tile, offsets.values(), itemsize)
     if waits is None:
         return None
