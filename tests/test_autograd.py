@@ -292,3 +292,51 @@ def test_a_view_by_strides_of_what_leads_no_gradients_on_leads_none(executors):
                 results = function(a)
                 outcomes.append([(t.requires_grad, t.is_leaf, t.tolist()) for t in (*results, a)])
             assert outcomes[0] == outcomes[1]
+
+
+def view_apart(a):
+    with torch.no_grad():
+        return a.reshape(-1)
+
+
+def written_apart(a):
+    with torch.no_grad():
+        view = a.reshape(-1)
+        view.mul_(2)
+    return view * 2
+
+
+@pytest.mark.parametrize("program", [view_apart, written_apart, lambda a: view_apart(a).swapaxes(0, -1), lambda a: view_apart(a).sin() + a.cos()],
+                         ids=["a result", "written", "viewed", "computed with"])
+@pytest.mark.parametrize("size", [0, 3])
+@pytest.mark.parametrize("executors", [["torch"], ["cpu"]])
+def test_a_view_made_under_no_grad_of_a_leaf_that_is_a_view_requires_no_gradients(program, size, executors):
+    def outcome(function, viewed):
+        a = torch.zeros(size)
+        a = (a.view(-1) if viewed else a).requires_grad_()
+        try:
+            result = function(a)
+        except RuntimeError as error:
+            return type(error)
+        return result.requires_grad, result.is_leaf
+
+    compiled = tracejit.jit(program, executors=executors)
+    for viewed in (True, False, False, True):
+        assert outcome(compiled, viewed) == outcome(program, viewed)
+
+
+@pytest.mark.parametrize("executors", [["torch"], ["cpu"]])
+def test_results_that_view_one_hidden_tensor_lead_to_it_and_not_to_each_other_once_it_is_written(executors):
+    def program(a):
+        twice = a.repeat_interleave(2, -1)
+        last = twice[-1]
+        last.lerp_(last, 0.25)
+        return twice, last
+
+    def gradients(function):
+        twice, last = function(torch.arange(4.0, requires_grad=True) * 2)
+        return torch.autograd.grad(last, [twice, last], allow_unused=True)
+
+    compiled = tracejit.jit(program, executors=executors)
+    for _ in range(2):
+        assert gradients(compiled) == gradients(program) == (None, torch.ones(()))

@@ -11,6 +11,8 @@ from typing import Any, Hashable, Optional
 import torch
 
 from ..ir.cached import cached_property
+from ..ir.proxy import TensorProxy
+from ..ir.trace import Trace
 from .gradients_inside import has_hooks
 from .inputs import CallInputs, StorageKeys
 from .locations import KeyReader
@@ -66,7 +68,16 @@ def host_value(what: str, tensor: torch.Tensor) -> Any:
         return has_hooks(tensor)
     if what == "data_ptr":
         return tensor.untyped_storage().data_ptr()
+    if what == "viewed":                                       # does a view made of it under no_grad require gradients?
+        return (tensor if tensor._base is None else tensor._base).requires_grad
     return tensor.grad
+
+
+def viewed_apart(ops: Trace, tensors: list[torch.Tensor]) -> list[tuple[str, torch.Tensor, None]]:
+    """What the host reads of the inputs of which views are made under no_grad, and used with gradients or given to the caller."""
+    used = {a for b in ops.bound_symbols if b.modes.grad for a in b.tensor_args} | {o for o in ops.output if isinstance(o, TensorProxy)}
+    apart = {o.storage for b in ops.bound_symbols if not (b.modes.grad or b.written) for o in b.tensor_outputs if o in used}
+    return [("viewed", t, None) for p, t in zip(ops.inputs, tensors) if p.requires_grad and p.storage in apart]
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ from .fakes import NEEDS_DATA, Fakes, is_fake, quiet_logs, unsupported_tensor
 from .function_level import WRAPPED, FunctionLevel, function_level
 from .changing import Places
 from .collector import collector_paused
-from .guards import ARGUMENT, GRAD, NUMBER, STATE, Guards, InputSource
+from .guards import ARGUMENT, GRAD, NUMBER, STATE, Guards, InputSource, viewed_apart
 from .gradients_inside import refuse_hidden_hooks, used_up
 from .histories import MADE_HERE, Start, history, shown_leaves
 from .hook import set_profile
@@ -255,7 +255,7 @@ class _Capture:
             joint, views, because = self.join(ops, outputs)
         if because and unnamed:
             raise UnsupportedError(f"{because}\n{unnamed}")
-        return Capture(calls, ops, structure, results, tuple(effects), self.guards(), because, grads, spent, joint, views, unnamed,
+        return Capture(calls, ops, structure, results, tuple(effects), self.guards(ops), because, grads, spent, joint, views, unnamed,
                        defined_at(self.fn), tuple(self.hearing.found), self.fn if self.hearing.found else None)
 
     def without_history(self, outputs: list) -> list:
@@ -364,12 +364,11 @@ class _Capture:
             refuse_to_leave(held, self.reads)
         return structure
 
-    def guards(self) -> Guards:
-        index = {id(t): k for k, t in enumerate(self.tensors)}
-        for _, t, _ in self.level.host_reads:
-            if id(t) not in index:
-                raise UnsupportedError("a property was read of a tensor that is no input: read it outside")
-        host = dict.fromkeys((what, index[id(t)]) for what, t, _ in self.level.host_reads)
+    def guards(self, ops: Trace) -> Guards:
+        index, reads = {id(t): k for k, t in enumerate(self.tensors)}, [*self.level.host_reads, *viewed_apart(ops, self.tensors)]
+        if any(id(t) not in index for _, t, _ in reads):
+            raise UnsupportedError("a property was read of a tensor that is no input: read it outside")
+        host = dict.fromkeys((what, index[id(t)]) for what, t, _ in reads)
         return Guards(tuple(self.sources), tuple(self.reads.locations), tuple(host))
 
     def replay_reason(self, results: set[int], viewed: set[int]) -> str:
