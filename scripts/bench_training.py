@@ -1,4 +1,4 @@
-"""Forward and backward of whole models: the models and columns of `bench_models`, with gradients of all parameters.
+"""Forward and backward of whole models: those of `bench_models` and its columns, with gradients of all parameters.
 
 The loss is the mean square of the first output. The gradients are compared with eager's first.
 
@@ -8,10 +8,11 @@ forward pass leaves behind for backward, and the most that are held at once, gra
 import gc
 import tempfile
 from dataclasses import dataclass
+from typing import Optional
 
 import torch
 
-from bench_models import MODELS, TRAINED, build, processor_seconds, without_names
+from bench_models import TRAINED, build, processor_seconds, without_names
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class Trained:
     work: float
     again: float
     kernels: int
+    inductor: Optional[float] = None
+    inductor_first: Optional[float] = None
 
 
 def loss_of(model):
@@ -47,12 +50,18 @@ def gradients(model, step, values):
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
+def check(name, found, wanted):
+    for key in wanted.keys() | found.keys():
+        small = 1e-3 * wanted[key].abs().max().item()
+        torch.testing.assert_close(found[key], wanted[key], rtol=1e-3, atol=max(1e-4, small), msg=lambda m: f"{name} {key}: {m}")
+
+
 def train(name, opts):
-    from timing import compile_with_tracejit, seconds, take_turns
+    from timing import compile_with_inductor, compile_with_tracejit, seconds, take_turns
     model, inputs = build(name)
     loss = loss_of(model)
     steps = [step_of(loss, model, inputs)]
-    wanted, taken = gradients(model, *steps[0]), []
+    wanted, taken, inductor_first = gradients(model, *steps[0]), [], None
     with tempfile.TemporaryDirectory() as kernels:
         for _ in range(2):                                     # the second finds the kernels of the first
             jitted = compile_with_tracejit(loss, kernels)
@@ -61,25 +70,30 @@ def train(name, opts):
             taken += [seconds(*steps[1]), processor_seconds() - before]
     if jitted.replayed_because:
         raise RuntimeError(f"{name} is replayed: {jitted.replayed_because}")
-    found = gradients(model, *steps[1])
-    for key in wanted.keys() | found.keys():
-        torch.testing.assert_close(found[key], wanted[key], rtol=1e-3, atol=1e-4, msg=lambda m: f"{name} {key}: {m}")
+    if opts.inductor:
+        steps.append(step_of(compile_with_inductor(loss), model, inputs))
+        inductor_first = seconds(*steps[2])
     for step in steps:
+        check(name, gradients(model, *step), wanted)
         seconds(*step, 3)
-    return Trained(name, *take_turns(steps, opts.samples, 2, opts.quantile), *taken[:3], len(jitted.kernels))
+    times = take_turns(steps, opts.samples, 2, opts.quantile)
+    return Trained(name, *times[:2], *taken[:3], len(jitted.kernels), *(times[2:] or [None]), inductor_first)
 
 
 def training(opts):
     from timing import in_units
-    heads = ["eager", "tracejit", "x eager", "kernels", "first", "work", "again"]
+    heads = ["eager", "inductor", "tracejit", "x eager", "x inductor", "kernels", "first", "work", "again", "inductor's"]
     print(f"\n{'whole model, forward and backward':36}" + "".join(f"{head:>11}" for head in heads))
     rows = []
-    for name in MODELS:
+    for name in TRAINED:
         if opts.only not in name:
             continue
         with torch.enable_grad():
             rows.append(m := train(name, opts))
-        cells = [in_units(m.eager), in_units(m.tracejit), f"{m.eager / m.tracejit:.2f}", m.kernels, *map(in_units, (m.first, m.work, m.again))]
+        known = m.inductor is not None
+        cells = [in_units(m.eager), in_units(m.inductor) if known else "-", in_units(m.tracejit), f"{m.eager / m.tracejit:.2f}",
+                 f"{m.inductor / m.tracejit:.2f}" if known else "-", m.kernels, *map(in_units, (m.first, m.work, m.again)),
+                 in_units(m.inductor_first) if known else "-"]
         print(f"{m.name:36}" + "".join(f"{cell:>11}" for cell in cells), flush=True)
     return rows
 
