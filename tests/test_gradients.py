@@ -544,3 +544,17 @@ def test_backward_frees_what_it_keeps_as_eager_does():
     x, jfn = torch.randn(1024, 512), tracejit.jit(program, fallback="error")
     assert most(jfn) <= most(program)
     assert most(jfn, retain_graph=True) > most(jfn) and jfn.replayed_because == ""
+
+
+def test_what_is_computed_again_is_computed_where_backward_needs_it():
+    """All layers' at once would be held until then, and be out of the caches."""
+    def program(x, *weights):
+        for w in weights:
+            x = F.gelu(x @ w).sin().exp()
+        return x.sum()
+
+    jitted = tracejit.jit(program, executors=["cpu"], fallback="error")
+    jitted(plain(8, 64), *(leaf(64, 64, seed=n) for n in range(4)))
+    stages = [[b.sym.packet for b in t.bound_symbols] for t in jitted.last_backward_traces if t.stage == "backward"]
+    calls = [c for c in stages[0] if c in ("sin", "mm")]
+    assert calls.count("sin") == 4 and "sin sin sin" not in " ".join(calls), calls

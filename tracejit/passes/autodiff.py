@@ -124,8 +124,7 @@ class _Splitter:
         needed = {stage: self.early_reads(calls, outputs) for stage, (calls, outputs) in parts.items()}
         every = list(dict.fromkeys(p for reads in needed.values() for p in reads))
         kept = self.choose(every) if keep is None else self.chosen(every, keep)
-        orders = {stage: sorted(self.recomputed(needed[stage], kept) + calls, key=lambda b: self.place[id(b)])
-                  for stage, (calls, _) in parts.items()}
+        orders = {stage: self.when_needed(self.recomputed(needed[stage], kept), calls) for stage, (calls, _) in parts.items()}
         if keep is None:
             read = {p for stage, (_, outputs) in parts.items() for p in self.read_by(orders[stage], outputs)}
             keep = tuple(p for p in sorted(kept, key=lambda p: p.name) if p in read)
@@ -239,6 +238,21 @@ class _Splitter:
                 calls[id(b)] = b
                 todo += [a for a in b.tensor_args if a not in kept]
         return list(calls.values())
+
+    def when_needed(self, again: list[BoundSymbol], calls: list[BoundSymbol]) -> list[BoundSymbol]:
+        """`calls`, and before each what it needs of `again`: what is computed sooner takes memory until then."""
+        makers = {o: b for b in again for o in b.tensor_outputs}
+        order: list[BoundSymbol] = []
+        left = {id(b): b for b in again}
+        for b in calls:
+            todo, found = list(b.tensor_args), []
+            while todo:
+                maker = makers.get(todo.pop())
+                if maker is not None and left.pop(id(maker), None) is not None:
+                    found.append(maker)
+                    todo += maker.tensor_args
+            order += [*sorted(found, key=lambda b: self.place[id(b)]), b]
+        return order + sorted(left.values(), key=lambda b: self.place[id(b)])          # gradients themselves
 
     # ------------------------------------------------------------ the two traces
 
