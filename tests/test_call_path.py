@@ -343,6 +343,51 @@ def test_defaults_are_looked_at_in_c():
     assert python_frames(functools.partial(jfn, x)) == [] and in_c(jfn) > 8
 
 
+def test_attributes_of_tensors_that_are_arguments_are_seen_to_change(way):
+    def scaled(x, other):
+        return x * (other.scale if hasattr(other, "scale") else 2) + getattr(x, "shift", 0)
+    jfn, x, other = jitted(scaled), torch.randn(4), nn.Parameter(torch.randn(4))
+
+    def changes():
+        yield lambda: None
+        yield lambda: setattr(other, "scale", 3)
+        yield lambda: setattr(x, "shift", torch.ones(4))
+        yield lambda: x.shift.add_(1)
+        yield lambda: setattr(x, "shift", torch.ones(1))
+        yield lambda: setattr(x, "shift", other)
+        yield lambda: delattr(other, "scale")
+        yield lambda: delattr(x, "shift")
+    for change in changes():
+        change()
+        for _ in range(4):
+            with torch.no_grad():
+                assert torch.equal(jfn(x, other), scaled(x, other))
+    fresh = torch.randn(4)
+    fresh.shift = 5
+    for _ in range(4):
+        for given in (fresh, torch.randn(4), x):
+            with torch.no_grad():
+                assert torch.equal(jfn(given, other), scaled(given, other))
+    if way == "c":
+        with torch.no_grad():
+            assert python_frames(functools.partial(jfn, x, other)) == [] and in_c(jfn) > 20
+
+
+def test_names_of_functions_and_classes_are_looked_at_in_c(way):
+    class Part:
+        pass
+
+    def part():
+        pass
+    jfn, x = jitted(lambda x: x * len(part.__name__) + len(Part.__name__) + len(part.__qualname__) + (part.__doc__ is None)), torch.randn(4)
+    for name in ("part", "longer", "part", "a"):
+        part.__name__, Part.__name__, part.__qualname__, part.__doc__ = name, name + name, name * 3, None if name == "a" else name
+        for _ in range(4):
+            assert torch.equal(jfn(x), jfn.__wrapped__(x))
+    if way == "c":
+        assert python_frames(functools.partial(jfn, x)) == [] and in_c(jfn) > 4
+
+
 @pytest.mark.compiler
 @pytest.mark.parametrize("size", [None, 3])
 def test_what_a_cache_keeps_is_looked_at_when_it_was_written(size):

@@ -4,7 +4,6 @@ extern PyObject *PyObject_Vectorcall(PyObject *, PyObject *const *, size_t, PyOb
 extern PyObject *PyObject_VectorcallMethod(PyObject *, PyObject *const *, size_t, PyObject *);
 extern PyObject *PyObject_GenericGetDict(PyObject *, void *), *PyDict_GetItemWithError(PyObject *, PyObject *);
 extern PyObject *PyCell_Get(PyObject *), *PyFunction_GetCode(PyObject *), *PyWeakref_GetObject(PyObject *);
-extern PyObject *PyFunction_GetDefaults(PyObject *), *PyFunction_GetKwDefaults(PyObject *);
 extern PyObject *PyBytes_FromStringAndSize(const char *, Py_ssize_t), *PyTuple_New(Py_ssize_t), *PyList_New(Py_ssize_t);
 extern Py_ssize_t PyObject_Size(PyObject *);
 extern PyObject *PyDict_New(void), *PyLong_FromLong(long), *PyVectorcall_Call(PyObject *, PyObject *, PyObject *);
@@ -18,7 +17,8 @@ extern int PyException_SetTraceback(PyObject *, PyObject *);
 
 /* ---- candidates: what is checked besides the key, where inputs are found, what runs. Filled in by call_core.py, which keeps
    them alive by their `owner`. */
-enum { OWNER, HELD, TABLE, CLASS_TABLE, SPACE, NAME, ABSENT_NAME, CLASS, CELL, CODE, DEFAULTS, NAMED_DEFAULTS, RESIDUE, RESULTS };    /* Check.what */
+enum { OWNER, HELD, ARGUMENT_AS_OWNER, TABLE, CLASS_TABLE, SPACE, NAME, ABSENT_NAME, CLASS, CELL, CODE, ATTRIBUTE, RESIDUE,
+       RESULTS };                                                                      /* Check.what */
 enum { IS, IS_REFERENT, HAS_TYPE, HAS_ITEMS };                                         /* Check.how */
 enum { DICT_ITEMS, LIST_ITEMS, TUPLE_ITEMS, DEFAULT_DICT };                            /* Check.container */
 enum { ARGUMENT, STATE, GRADIENT };                                                    /* Source.kind */
@@ -131,7 +131,7 @@ static int results_hold(Check *c) {
   return holds;
 }
 
-typedef struct { PyObject *owner, *names, *table; Check *reading; int unchanged; } Cursor;
+typedef struct { const Key *call; PyObject *owner, *names, *table; Check *reading; int unchanged; } Cursor;
 
 /* A table is at hand: is it as it was when it was last read? Then its names are not looked up again. */
 static int at_table(Check *c, Cursor *at) {
@@ -143,14 +143,19 @@ static int at_table(Check *c, Cursor *at) {
   return 1;
 }
 
+static int owner_found(Cursor *at, PyObject *owner) {
+  if (at->names) Py_DecRef(at->names);
+  at->owner = owner, at->names = at->table = 0;
+  return owner && owner != &_Py_NoneStruct;
+}
+
 static int check_holds(Check *c, Cursor *at, PyObject **slots) {
   PyObject *value;
   int holds;
   switch (c->what) {
-  case OWNER: case HELD:
-    if (at->names) Py_DecRef(at->names);
-    at->owner = c->what == HELD ? c->object : PyWeakref_GetObject(c->object), at->names = at->table = 0;
-    return at->owner && at->owner != &_Py_NoneStruct;
+  case OWNER: return owner_found(at, PyWeakref_GetObject(c->object));
+  case HELD: return owner_found(at, c->object);
+  case ARGUMENT_AS_OWNER: return owner_found(at, c->slot < at->call->found ? at->call->tensors[c->slot] : 0);
   case TABLE:                      /* the instance's dictionary, or a dictionary in it */
     if (!at->names && at->owner->type == L.dict) Py_IncRef(at->names = at->owner);
     else if (!at->names && !(at->names = PyObject_GenericGetDict(at->owner, 0))) return 0;
@@ -168,19 +173,17 @@ static int check_holds(Check *c, Cursor *at, PyObject **slots) {
     return at->unchanged || !PyDict_GetItemWithError(at->names, c->object) && !PyDict_GetItemWithError(at->table, c->object) && !PyErr_Occurred();
   case CLASS: return value_holds(c, at->owner->type, slots);
   case CODE: return value_holds(c, PyFunction_GetCode(at->owner), slots);
-  case DEFAULTS: return value_holds(c, PyFunction_GetDefaults(at->owner), slots);
-  case NAMED_DEFAULTS: return value_holds(c, PyFunction_GetKwDefaults(at->owner), slots);
-  case CELL:
-    value = PyCell_Get(c->object), holds = value_holds(c, value, slots);
-    if (value) Py_DecRef(value);   /* the cell holds it */
+  case ATTRIBUTE: case CELL:
+    value = c->what == CELL ? PyCell_Get(c->object) : PyObject_GetAttr(at->owner, c->object), holds = value_holds(c, value, slots);
+    if (value) Py_DecRef(value);   /* the cell, or the owner, holds it */
     return holds;
   case RESULTS: return results_hold(c);        /* the owner, which is alive, keeps the dictionary */
   default: return residue_holds(c->object);
   }
 }
 
-static int state_holds(const Candidate *c, PyObject **slots) {
-  Cursor at = {0, 0, 0, 0, 0};
+static int state_holds(const Candidate *c, const Key *call, PyObject **slots) {
+  Cursor at = {call, 0, 0, 0, 0, 0};
   int holds = 1;
   for (int64_t i = 0; holds && i < c->check_count; i++) holds = check_holds(c->checks + i, &at, slots);
   if (!holds && at.reading) at.reading->table = 0;     /* not all of its names were read */
@@ -300,7 +303,7 @@ static int try_candidate(const Candidate *c, Table *t, const Key *call, PyObject
   PyObject *slots[c->slot_count + 1], *found[c->source_count + 1], *const *inputs = call->tensors;
   int64_t n = call->found, held = 0;
   int holds = 1;
-  if (c->check_count) holds = state_holds(c, slots) && !PyErr_Occurred();
+  if (c->check_count) holds = state_holds(c, call, slots) && !PyErr_Occurred();
   if (holds && !c->alone) {
     Key key;
     key_open(&key);
@@ -417,7 +420,7 @@ long tj_assumed(const Candidate *c, PyObject *const *arguments, long count, uint
   key_open(&call), key_open(&key);
   int told = 1;
   for (long i = 0; told && i < count; i++) told = leaf_words(&call, arguments[i], 0);
-  if (told && state_holds(c, slots) && find_inputs(c, &call, found, &held, slots, &key) && key.count <= room)
+  if (told && state_holds(c, &call, slots) && find_inputs(c, &call, found, &held, slots, &key) && key.count <= room)
     n = key.count, memcpy(words, key.words, 8 * n);
   PyErr_Clear();
   key_close(&call), key_close(&key);

@@ -240,12 +240,12 @@ class Calls:
 
     def register(self, function: Any, key: bytes, group: Group, call: CallInputs, inputs: list, entry: Entry) -> None:
         """From now on a call of this key in the present state runs `entry` in C."""
-        if not entry.ready or group.through_arguments or not self._is_worth_it(entry, group):
+        if not entry.ready or not self._is_worth_it(entry, group):
             return
         before = group.guards.tensor_values(call, inputs)
         state = None
         if not group.guards.plain:
-            state = state_of(group)
+            state = state_of(group, call.roots)
             if state is None:
                 return
         place = (key, entry)

@@ -19,13 +19,15 @@ import torch
 from ..capture.cached_results import CacheSlot, Results, cache_of
 from ..capture.guards import ARGUMENT, NUMBER, STATE, Group
 from ..capture.keys import HEAP_TYPE, MISSING, PLAIN, freeze, freeze_key, instance_dict, is_placed, safe_key
-from ..capture.state import CellSlot, ClassSlot, CodeSlot, GetSlot, NameSlot, Namespace, SpaceSlot
+from ..capture.state import CellSlot, ClassSlot, CodeSlot, GetSlot, NameSlot, Namespace, RootSlot, SpaceSlot
 from ..capture.state_checks import make_check
 
-_WHAT = {n: i for i, n in enumerate(("owner", "held", "table", "class table", "space", "name", "absent", "class", "cell", "code",
-                                     "defaults", "named defaults", "residue", "results"))}
+_WHAT = {n: i for i, n in enumerate(("owner", "held", "argument as owner", "table", "class table", "space", "name", "absent",
+                                     "class", "cell", "code", "attribute", "residue", "results"))}
 _HOW = {n: i for i, n in enumerate(("is", "is referent", "has type", "has items"))}
-_OF_FUNCTIONS = {"__code__": "code", "__defaults__": "defaults", "__kwdefaults__": "named defaults"}
+_PARTS = {ClassSlot: "class", CodeSlot: "code", GetSlot: "attribute"}
+_IN_C = (types.GetSetDescriptorType, types.MemberDescriptorType)
+_OF_CLASSES = ("__name__", "__qualname__")                     # read without a look at the names in the class
 _KIND = {ARGUMENT: 0, STATE: 1, "grad": 2}
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _CONTAINERS = {dict: 0, list: 1, tuple: 2, collections.defaultdict: 3}
@@ -97,8 +99,8 @@ class State:
         return row
 
 
-def state_of(group: Group) -> Optional[State]:
-    """What the entries of a group assume, as it is now; None where C cannot check it."""
+def state_of(group: Group, roots: Any) -> Optional[State]:
+    """What the entries of a group assume, as it is now for a call with the arguments `roots`; None where C cannot check it."""
     guards = group.guards
     if guards.host_reads or any(s.kind == NUMBER for s in guards.sources):
         return None
@@ -106,10 +108,13 @@ def state_of(group: Group) -> Optional[State]:
     found = [s.location for s in guards.sources if s.kind == STATE and s.location.ident not in known
              and type(s.location.slot) in (NameSlot, CellSlot)]
     locations = [*guards.locations, *found]
-    values = [location.slot.read(None) for location in locations]
+    if any(location.root is not None and not _is_of_a_tensor(location.slot) for location in locations):
+        return None
+    values = [location.slot.read(roots) for location in locations]
     keys = [safe_key(value) for value in values]
     state = State(tuple(keys[:len(guards.locations)]), guards.arguments_alone and not guards.other_places)
-    _write_checks(state, list(zip(locations, values, keys)))
+    if not _write_checks(state, list(zip(locations, values, keys)), roots):
+        return None
     for s in guards.sources:
         slots = state.slots_of.get(s.location.ident) if s.kind == STATE else [s.index]
         if not slots or len(slots) != 1:
@@ -122,9 +127,14 @@ def state_of(group: Group) -> Optional[State]:
     return state
 
 
-def _write_checks(state: State, found: list[tuple]) -> None:
-    """The residue and caches come first: they run Python, after which a tensor that was met may be gone."""
-    owners: dict[int, list[tuple]] = {}
+def _is_of_a_tensor(slot: Any) -> bool:
+    """Is this an attribute of a tensor among the arguments?"""
+    return type(slot) in (NameSlot, ClassSlot) and type(slot.space.via) is RootSlot and slot.space.owner_kind in _TENSORS
+
+
+def _write_checks(state: State, found: list[tuple], roots: Any) -> bool:
+    """The residue and caches come first: they run Python, after which a tensor that was met may be gone. False: C cannot check all."""
+    owners: dict[tuple, list[tuple]] = {}
     cells: list[tuple] = []
     residue: list[tuple] = []
     caches: list[tuple] = []
@@ -133,12 +143,14 @@ def _write_checks(state: State, found: list[tuple]) -> None:
         condition = _condition(value, key)
         if type(location.slot) is CacheSlot and type(value) is Results and all(map(_is_told, value.values())):
             caches.append((location, value, key))
-        elif condition is None or not _has_form(location.slot, value, tables):
+        elif condition is None or not _has_form(location.slot, value, tables, roots):
             residue.append((location, value, key))
         elif type(location.slot) is CellSlot:
             cells.append((location, condition))
         else:
-            owners.setdefault(id(location.slot.space.owner()), []).append((location, condition))
+            owners.setdefault((location.root, id(location.slot.space.owner(roots))), []).append((location, condition))
+    if any(location.root is not None for location, _, _ in residue):
+        return False
     if residue:
         state.check("residue", make_check(*zip(*residue)))
     for row in caches:
@@ -146,7 +158,8 @@ def _write_checks(state: State, found: list[tuple]) -> None:
     for location, condition in cells:
         state.check("cell", location.slot.cell, condition, location.ident)
     for rows in owners.values():
-        _write_owner(state, rows)
+        _write_owner(state, rows, rows[0][0].slot.space.owner(roots))
+    return True
 
 
 def _write_results(state: State, location: Any, value: Any, key: Hashable) -> None:
@@ -164,16 +177,20 @@ def _is_told(result: Any) -> bool:
     return type(key) is tuple and key[0] == "object" or condition is not None and condition.how == "is"
 
 
-def _write_owner(state: State, rows: list[tuple]) -> None:
-    space = rows[0][0].slot.space
-    owner = space.owner()
-    state.check("held", owner) if space.owner_kind is dict else state.check("owner", weakref.ref(owner))
+def _write_owner(state: State, rows: list[tuple], owner: Any) -> None:
+    if rows[0][0].root is not None:
+        state.checks.append(Check(what=_WHAT["argument as owner"], slot=rows[0][0].root))
+    elif type(owner) is dict:
+        state.check("held", owner)
+    else:
+        state.check("owner", weakref.ref(owner))
     tables: dict[Optional[str], list[tuple]] = {}
     for location, condition in rows:
         if type(location.slot) in (NameSlot, SpaceSlot):
             tables.setdefault(location.slot.space.table, []).append((location, condition))
         else:
-            state.check(_part(location.slot), None, condition, location.ident)
+            what = _PARTS[type(location.slot)]
+            state.check(what, location.slot.name if what == "attribute" else None, condition, location.ident)
     for table in sorted(tables, key=lambda name: name or ""):
         if isinstance(owner, type):                            # not held: it would keep the class's functions
             state.checks.append(Check(what=_WHAT["class table"], object=id(_class_table(owner))))
@@ -186,10 +203,6 @@ def _write_owner(state: State, rows: list[tuple]) -> None:
                 state.check("absent", location.slot.name)
             else:
                 state.check("name", location.slot.name, condition, location.ident)
-
-
-def _part(slot: Any) -> str:
-    return "class" if type(slot) is ClassSlot else _OF_FUNCTIONS[slot.name]
 
 
 def _condition(value: Any, key: Hashable) -> Optional[Condition]:
@@ -222,22 +235,23 @@ def _opened(value: Any, kind: type) -> Optional[Condition]:
     return Condition("has items", kind, tuple(conditions))
 
 
-def _has_form(slot: Any, value: Any, tables: dict[int, Any]) -> bool:
+def _has_form(slot: Any, value: Any, tables: dict[int, Any], roots: Any) -> bool:
     """Is this a place that C reads, and does it hold `value` now? tables: by id of a namespace, its dictionary, None where C reads none."""
     kind = type(slot)
     if kind is CellSlot:
         return value is not MISSING
-    if kind not in (NameSlot, SpaceSlot, ClassSlot, CodeSlot, GetSlot) or slot.space.via is not None or slot.space.at is not None:
+    if kind not in (NameSlot, SpaceSlot, ClassSlot, CodeSlot, GetSlot) or slot.space.at is not None:
         return False
-    owner = slot.space.owner()
+    owner = slot.space.owner(roots)
     if owner is None or value is MISSING and kind is not NameSlot:
         return False
     if kind is ClassSlot:
         return type(owner).__weakrefoffset__ != 0
     if kind is CodeSlot or kind is GetSlot:
-        return type(owner) is types.FunctionType and slot.name in _OF_FUNCTIONS and value is not None
+        return (type(owner) is types.FunctionType and type(vars(types.FunctionType).get(slot.name)) in _IN_C
+                or type(owner) is type and slot.name in _OF_CLASSES) and getattr(owner, slot.name) is value
     if id(slot.space) not in tables:
-        tables[id(slot.space)] = slot.space.fetch() if _has_table(slot.space, owner) else None
+        tables[id(slot.space)] = slot.space.fetch(roots) if _has_table(slot.space, owner) else None
     names = tables[id(slot.space)]
     return names is not None and (value is names if kind is SpaceSlot else type(slot.name) is str and names.get(slot.name, MISSING) is value)
 
@@ -248,10 +262,11 @@ def _has_table(space: Namespace, owner: Any) -> bool:
         return space.table is None
     if isinstance(owner, type):
         return space.table is None and bool(owner.__flags__ & HEAP_TYPE) and type(_class_table(owner)) is dict
-    if type(owner).__weakrefoffset__ == 0 or type(space.fetch()) is not dict:
+    names = instance_dict(owner)
+    if type(owner).__weakrefoffset__ == 0 or type(names) is not dict or space.table and type(names.get(space.table)) is not dict:
         return False
     descriptor = next((vars(cls)["__dict__"] for cls in type(owner).__mro__ if "__dict__" in vars(cls)), None)
-    return type(descriptor) in (types.GetSetDescriptorType, types.MemberDescriptorType) and type(instance_dict(owner)) is dict
+    return type(descriptor) in _IN_C
 
 
 def _class_table(cls: type) -> Any:
