@@ -194,6 +194,21 @@ def test_arguments_are_what_lies_under_views():
     assert region.output == []
 
 
+def test_a_value_that_others_take_as_one_view_is_handed_out_as_that_view():
+    def product(a, b, more):
+        t = torch.exp(a) * b
+        v = t.reshape(4, 3)
+        return torch.mm(t.view(2, 6).view(4, 3), b), *more(t, v, b)
+
+    def shapes(more):
+        return [o.shape for region in check(lambda a, b: product(a, b, more), x, y).regions for o in region.output]
+    assert shapes(lambda t, v, b: ()) == [(4, 3)]
+    for more in (lambda t, v, b: (t,), lambda t, v, b: (v,), lambda t, v, b: (torch.mm(t, b.t()),), lambda t, v, b: (torch.mm(v, b),),
+                 lambda t, v, b: (torch.mm(t.t(), b),), lambda t, v, b: (v.mul_(torch.mm(v, b[:, :3])),)):
+        assert (3, 4) in shapes(more)
+    assert [r.output[0].shape for r in check(lambda a, b: torch.mm((torch.exp(a) * b).t(), b), x, y).regions] == [(3, 4)]
+
+
 # ---------------------------------------------------------------- the graph
 
 def test_edges_join_what_overlaps_and_nothing_else():

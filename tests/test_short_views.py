@@ -41,6 +41,27 @@ def test_a_chain_of_views_is_one_call():
     assert views_of(trace).count("as_strided") == 1 and len(views_of(trace)) <= 3
 
 
+def test_parts_are_views_of_what_was_split():
+    trace = compiled(lambda x: [torch.mm(p, p) for p in torch.mm(x, x).split(2, 1)[1].split(2)], torch.randn(4, 4))
+    assert set(views_of(trace)) == {"as_strided"} and len(views_of(trace)) == 2
+
+
+def test_parts_that_are_results_are_parts_of_one_split():
+    def split(x):
+        return torch.mm(x, x).split(2, 1)
+    for _ in range(2):
+        ours, theirs = tracejit.jit(split, fallback="error")(torch.ones(4, 4)), split(torch.ones(4, 4))
+        assert all(map(torch.equal, ours, theirs)) and ours[0].untyped_storage()._cdata == ours[1].untyped_storage()._cdata
+
+
+def test_parts_that_are_written_are_written_where_they_lie():
+    def half(x):
+        left, right = x.split(2, 1)
+        left.copy_(torch.mm(right.t(), right.clone()).repeat(2, 1))
+        return torch.mm(x, x)
+    compiled(half, torch.randn(4, 4))
+
+
 def same_again(x):
     return torch.mm(x.expand(4, 4).view(4, 4), x)
 

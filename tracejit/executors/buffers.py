@@ -2,10 +2,11 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Callable, Optional
+from typing import Callable, Iterable, Optional
 
 import torch
 
+from ..ir.proxy import TensorProxy
 from ..torch_private import empty_strided, storage_use_count
 
 LARGE = 8 << 20              # bytes from which an allocation is likely to be fresh pages
@@ -25,6 +26,12 @@ def _madvise() -> Optional[Callable]:
 _MADVISE = _madvise()
 _pool: dict[int, list[torch.UntypedStorage]] = {}              # by bytes, the newest last; a thread pops what it looks at
 _makers: dict[int, int] = {}                                   # how many there are for results of so many bytes
+
+
+def as_handed_out(made: dict[int, TensorProxy], outputs: Iterable[TensorProxy]) -> list[TensorProxy]:
+    """What a region makes, by storage: where the region hands out a view of all of it, with the sizes of that."""
+    whole = {o.storage: o for o in outputs if o.storage in made and o.numel == made[o.storage].numel and o.offset == made[o.storage].offset}
+    return [whole.get(storage, p) for storage, p in made.items()]
 
 
 def maker(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> tuple[Callable, tuple]:

@@ -24,6 +24,7 @@ from ..ir.symbol import Symbol
 from ..ir.trace import BoundSymbol
 from ..options import check_traces
 from . import nvrtc
+from .buffers import as_handed_out
 from .cubins import CubinCache
 from .fusible import MOST_CALLS, can_lower, why_not_lowered
 from .launch import CompiledRegion
@@ -256,8 +257,8 @@ class _Plan:
     written: arguments whose versions go up, so that autograd sees the write; numbers: Python floats, by storage."""
 
     def __init__(self, region: BoundSymbol, source: CudaSource) -> None:
-        roots = list(source.made.values())
         self.outputs = region.tensor_outputs
+        roots = as_handed_out(source.made, self.outputs)
         self.made = [(p.shape, p.stride, p.dtype) for p in roots]
         self.proxies: list[TensorProxy] = [*region.args, *roots]
         self.number: dict[int, int] = {}

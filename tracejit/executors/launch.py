@@ -22,7 +22,7 @@ from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol
 from ..options import check_traces
 from ..torch_private import tensor_data_function
-from .buffers import maker
+from .buffers import as_handed_out, maker
 from .kernel_cache import CompilerError, Library, PartInC
 
 _KINDS = {1: IndexError, 2: RuntimeError, 3: RuntimeError, 4: IndexError, 5: RuntimeError, 6: ZeroDivisionError,
@@ -86,7 +86,7 @@ class _Layout:
 
     def __init__(self, region: BoundSymbol, source: Source, sizes: bytes) -> None:
         self.args, self.source, self.outputs = region.args, source, region.flat_outputs
-        self.made = list(source.made.values())
+        self.made = as_handed_out(source.made, self.outputs)
         self.makers = [maker(p.shape, p.stride, p.dtype) for p in self.made]
         self.proxies = [*self.args, *self.made]
         self.number = self._numbers()                          # by storage

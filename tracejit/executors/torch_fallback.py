@@ -73,13 +73,13 @@ class _Seen(Exception):
 
 @lru_cache(1 << 14)
 def public_function(overload: Any, kinds: tuple, spec: Any) -> Optional[Callable]:
-    """`torch.f` or `torch.Tensor.f` when, on such arguments, it dispatches to `overload` with these very arguments."""
+    """`torch.f`, `torch.Tensor.f` or the `f` of `torch.nn.functional` when, on such arguments, it dispatches to `overload` with these very arguments."""
     flat = [torch.empty((2,) * k[0], dtype=k[1], device="meta") if isinstance(k[0], int) else k[1] for k in kinds]
     if any(not isinstance(k[0], int) and k[1] is None and k[0] is not type(None) or isinstance(k[0], int) and k[2] for k in kinds):
         return None
     args, kwargs = tree_unflatten(flat, spec)
     name = overload.overloadpacket.__name__
-    for home in (torch, torch.Tensor):
+    for home in (torch, torch.Tensor, torch._C._nn):
         candidate = getattr(home, name, None)
         if candidate is None or isinstance(candidate, property) or not isinstance(candidate, _BUILTIN):
             continue

@@ -10,8 +10,8 @@ What a region is, for whoever generates code for it:
     the tensor at the bottom of the chain of views. This holds for views of memory too: `copy_(view, v)` writes
     through the view's offset and strides, relative to the argument's.
     Factories (calls without tensor arguments that the executor fuses) are repeated in each region likewise.
-  - `output`: the values that later calls or the results need, never a view of another value of the region, never memory.
-    They are tensors of their own with the recorded sizes and strides.
+  - `output`: the values that later calls or the results need, never memory. They are tensors of their own with the recorded sizes
+    and strides. One of which others take nothing but a view of all its bytes in order is handed out as that view, alone.
   - One iteration space: every call that is no view and no factory has `full` size (as many elements as the region's
     largest), or, when the region reduces, all reductions reduce the same dims of the full shape and a call may have
     the `outer` size, one element a row. Shapes of one size may differ: their elements correspond in logical order.
@@ -40,7 +40,7 @@ from ..errors import TraceError
 from ..ir.cached import cached_property
 from ..ir.prims import POSTPONED_COPY
 from ..ir.printer import bound_symbol_text
-from ..ir.proxy import TensorProxy
+from ..ir.proxy import TensorProxy, contiguous_stride
 from ..ir.symbol import Symbol
 from ..ir.trace import BoundSymbol, Trace
 from ..options import fuel
@@ -250,7 +250,8 @@ class Emission:
         self.out: list[BoundSymbol] = []
         self.emitted: set[int] = set()                         # free calls that stand outside regions
         self.regions, self.fuel = 0, fuel()
-        self.wanted = {r for o in known.trace.tensor_results for r in (o, known.root(o))}
+        self.wanted: dict[TensorProxy, set[TensorProxy]] = {}  # by what lies under the views that cost nothing
+        self.note(known.trace.tensor_results)
         for g in groups:
             self.want(g.executor, g.calls)
 
@@ -282,8 +283,29 @@ class Emission:
 
     def want(self, executor: Any, calls: list[int]) -> None:
         """Note what a group takes: whoever makes it must hand it out."""
-        for a in self.arguments(self.inside(executor, calls)):
-            self.wanted.update((a, self.known.root(a)))
+        self.note(self.arguments(self.inside(executor, calls)))
+
+    def note(self, wanted: Iterable[TensorProxy]) -> None:
+        for a in wanted:
+            self.wanted.setdefault(self.known.root(a), set()).add(a)
+
+    def is_wanted(self, p: TensorProxy) -> bool:
+        return p in self.wanted or p in self.wanted.get(self.known.root(p), ())
+
+    def handed_out(self, o: TensorProxy, executor: Any) -> tuple[TensorProxy, list[int]]:
+        """What a region hands out of its value o, and the calls that make that of it: o itself, or the one view that all others take,
+        if it is of the same bytes in the same order and no result. Then it need not be viewed at every call."""
+        (v, *more), known, way = self.wanted[o], self.known, []
+        if more or o in known.returned or o.storage in known.memory or not _are_alike(v, o):
+            return o, []
+        p = v
+        while p is not o:
+            n = known.maker[p]
+            if known.taker[n] is not executor or len(known.calls[n].tensor_outputs) != 1:
+                return o, []
+            way.append(n)
+            p = next(a for a in known.calls[n].tensor_args if a.storage == p.storage)
+        return v, way
 
     # ------------------------------------------------------------ calls
 
@@ -291,20 +313,22 @@ class Emission:
         """Emit g as a region; False when its executor does not make a kernel of it."""
         if self.regions >= self.fuel or len(g.calls) == 1 and not getattr(g.executor, "allow_single_op_fusion", False):
             return False
-        inside = self.inside(g.executor, [n for n in g.calls if n != g.postponed])
+        given = [self.handed_out(o, g.executor) for n in sorted(g.calls) for o in self.known.outputs(n) if o in self.wanted]
+        viewed = [n for _, way in given for n in way]
+        inside = self.inside(g.executor, [n for n in [*g.calls, *viewed] if n != g.postponed])
         if g.postponed is not None:                            # the last, whatever stood between in the program
             inside += [n for n in self.inside(g.executor, [g.postponed]) if n not in inside]
         subsymbols = tuple(self.calls[n] if n != g.postponed else replace(self.calls[n], sym=POSTPONED_COPY) for n in inside)
         arguments = self.arguments(inside)
-        output = [o for n in sorted(g.calls) for o in self.known.outputs(n) if o in self.wanted]
         first = self.calls[min(g.calls)]
-        region = BoundSymbol(Symbol(f"{g.executor.name}_region{self.regions}", _not_compiled), tuple(arguments), {}, output,
+        region = BoundSymbol(Symbol(f"{g.executor.name}_region{self.regions}", _not_compiled), tuple(arguments), {}, [o for o, _ in given],
                              first.source, subsymbols, first.modes, g.executor.name)
         fused = g.executor.fuse(region)
         if fused is None:
             return False
         _check_outputs(fused, region, g.executor)
         self.bind_outside(arguments)
+        self.emitted.update(viewed)
         self.regions += 1
         self.out.append(fused)
         return True
@@ -324,7 +348,7 @@ class Emission:
     def alone(self, n: int) -> None:
         b = self.calls[n]
         if b.sym.opaque:                                       # it may move what a view that is used later lies on
-            self.bind_outside(o for m in range(n) if self.known.free[m] for o in self.known.outputs(m) if o in self.wanted)
+            self.bind_outside(o for m in range(n) if self.known.free[m] for o in self.known.outputs(m) if self.is_wanted(o))
         self.bind_outside(b.tensor_args)
         self.out.append(self.claimed(b))
 
@@ -342,6 +366,12 @@ class Emission:
         taken = executor.execute(b)
         _check_outputs(taken, b, executor)
         return taken
+
+
+def _are_alike(a: TensorProxy, b: TensorProxy) -> bool:
+    """Are these the same elements in the same order, without gaps?"""
+    return (a.reading == b.reading and a.offset == b.offset and a.numel == b.numel
+            and all(p.stride == contiguous_stride(p.shape) and not p.conj and not p.neg for p in (a, b)))
 
 
 def _check_outputs(taken: Any, b: BoundSymbol, executor: Any) -> None:

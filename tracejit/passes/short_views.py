@@ -2,6 +2,7 @@
 
 In: the trace that runs. Out: the same, where
   - a chain of views between torch's calls is one `as_strided` of the tensor that they all view,
+  - the parts of a split are such views, unless one is a result,
   - a view that is its parent over again is its parent, unless it is a result, goes to a region, or has to do with writes,
   - views that nothing uses are gone.
 A detached view of an argument that requires gradients stays one: under `no_grad`, too, views require what they view requires.
@@ -13,7 +14,7 @@ sizes of 1, as `x[:, i] = value` does.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Optional
+from typing import Optional, Sequence
 
 import torch
 
@@ -29,7 +30,8 @@ AS_STRIDED = replace(aten_symbol(torch.ops.aten.as_strided.default), fn=torch.as
 
 
 def short_views(trace: Trace) -> Trace:
-    fixed = {*trace.tensor_results, *(a for b in trace.bound_symbols if b.is_region or b.has_effect for a in b.tensor_args)}
+    results = set(trace.tensor_results)
+    fixed = {*results, *(a for b in trace.bound_symbols if b.is_region or b.has_effect for a in b.tensor_args)}
     historic = {p.storage for p in trace.inputs if p.requires_grad}
     bottom: dict[TensorProxy, TensorProxy] = {}
     same: dict[TensorProxy, TensorProxy] = {}
@@ -40,6 +42,12 @@ def short_views(trace: Trace) -> Trace:
             b = replace(b, args=args, kwargs=kwargs)
         if b.sym.opaque:                                       # an input may lie elsewhere after it, its old views do not
             bottom.clear()
+        parts = _parts(b)
+        if parts and parts[0].storage not in historic and results.isdisjoint(parts):
+            root = bottom.get(b.tensor_args[0], b.tensor_args[0])
+            bottom.update((part, root) for part in parts)
+            calls += [_strided(b, root, part) for part in parts]
+            continue
         parent = _viewed(b)
         if parent is not None:
             root, view = bottom.get(parent, parent), b.output
@@ -52,9 +60,13 @@ def short_views(trace: Trace) -> Trace:
                 continue
             bottom[view] = root
             if root is not parent:
-                b = replace(b, sym=AS_STRIDED, args=(root, list(view.shape), list(view.stride), view.offset), kwargs={})
+                b = _strided(b, root, view)
         calls.append(b)
     return trace.replace(bound_symbols=tuple(_used(calls, trace)))
+
+
+def _strided(b: BoundSymbol, root: TensorProxy, view: TensorProxy) -> BoundSymbol:
+    return replace(b, sym=AS_STRIDED, args=(root, list(view.shape), list(view.stride), view.offset), kwargs={}, output=view)
 
 
 def whole_values(trace: Trace) -> Trace:
@@ -97,7 +109,16 @@ def _used(calls: list[BoundSymbol], trace: Trace) -> list[BoundSymbol]:
 
 def _viewed(b: BoundSymbol) -> Optional[TensorProxy]:
     """What a call views, when its one result is nothing but other strides over the same elements."""
-    if b.is_region or b.has_effect or not isinstance(b.output, TensorProxy) or len(b.tensor_args) != 1:
-        return None
-    a, o = b.tensor_args[0], b.output
-    return a if a.storage == o.storage and a.reading == o.reading and not a.conj and not a.neg else None
+    return b.tensor_args[0] if isinstance(b.output, TensorProxy) and _shows(b, [b.output]) else None
+
+
+def _parts(b: BoundSymbol) -> list[TensorProxy]:
+    """The results of a call that makes several such views of one tensor."""
+    return b.tensor_outputs if isinstance(b.output, (list, tuple)) and b.tensor_outputs and _shows(b, b.tensor_outputs) else []
+
+
+def _shows(b: BoundSymbol, views: Sequence[TensorProxy]) -> bool:
+    if b.is_region or b.has_effect or len(b.tensor_args) != 1:
+        return False
+    a = b.tensor_args[0]
+    return not a.conj and not a.neg and all(a.storage == o.storage and a.reading == o.reading for o in views)
