@@ -1,5 +1,7 @@
 """Calls with everything cached: found and run in C or in Python, they do the same."""
+import abc
 import copy
+import dataclasses
 import functools
 import gc
 import re
@@ -373,17 +375,28 @@ def test_attributes_of_tensors_that_are_arguments_are_seen_to_change(way):
             assert python_frames(functools.partial(jfn, x, other)) == [] and in_c(jfn) > 20
 
 
-def test_names_of_functions_and_classes_are_looked_at_in_c(way):
-    class Part:
+def test_names_of_functions_and_classes_and_slots_are_looked_at_in_c(way):
+    class Part(abc.ABC):
         pass
 
     def part():
         pass
-    jfn, x = jitted(lambda x: x * len(part.__name__) + len(Part.__name__) + len(part.__qualname__) + (part.__doc__ is None)), torch.randn(4)
+    (field,) = dataclasses.fields(dataclasses.make_dataclass("Data", ["name"]))      # takes no weak reference
+
+    def program(x):
+        return x * len(part.__name__) + len(Part.__name__) + len(part.__qualname__) + (part.__doc__ is None) + len(field.name)
+    jfn, x = jitted(program), torch.randn(4)
     for name in ("part", "longer", "part", "a"):
         part.__name__, Part.__name__, part.__qualname__, part.__doc__ = name, name + name, name * 3, None if name == "a" else name
+        field.name = name * 2
         for _ in range(4):
-            assert torch.equal(jfn(x), jfn.__wrapped__(x))
+            assert torch.equal(jfn(x), program(x))
+    del field.name
+    with pytest.raises(AttributeError):
+        jfn(x)
+    field.name = "again"
+    for _ in range(4):
+        assert torch.equal(jfn(x), program(x))
     if way == "c":
         assert python_frames(functools.partial(jfn, x)) == [] and in_c(jfn) > 4
 

@@ -174,7 +174,7 @@ static int check_holds(Check *c, Cursor *at, PyObject **slots) {
   case CLASS: return value_holds(c, at->owner->type, slots);
   case CODE: return value_holds(c, PyFunction_GetCode(at->owner), slots);
   case ATTRIBUTE: case CELL:
-    value = c->what == CELL ? PyCell_Get(c->object) : PyObject_GetAttr(at->owner, c->object), holds = value_holds(c, value, slots);
+    value = c->what == CELL ? PyCell_Get(c->object) : PyObject_Vectorcall(c->object, &at->owner, 1, 0), holds = value_holds(c, value, slots);
     if (value) Py_DecRef(value);   /* the cell, or the owner, holds it */
     return holds;
   case RESULTS: return results_hold(c);        /* the owner, which is alive, keeps the dictionary */

@@ -27,7 +27,7 @@ _WHAT = {n: i for i, n in enumerate(("owner", "held", "argument as owner", "tabl
 _HOW = {n: i for i, n in enumerate(("is", "is referent", "has type", "has items"))}
 _PARTS = {ClassSlot: "class", CodeSlot: "code", GetSlot: "attribute"}
 _IN_C = (types.GetSetDescriptorType, types.MemberDescriptorType)
-_OF_CLASSES = ("__name__", "__qualname__")                     # read without a look at the names in the class
+_OF_CLASSES = ("__name__", "__qualname__")                     # of `type`, read without a look at the names in the class
 _KIND = {ARGUMENT: 0, STATE: 1, "grad": 2}
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _CONTAINERS = {dict: 0, list: 1, tuple: 2, collections.defaultdict: 3}
@@ -180,7 +180,7 @@ def _is_told(result: Any) -> bool:
 def _write_owner(state: State, rows: list[tuple], owner: Any) -> None:
     if rows[0][0].root is not None:
         state.checks.append(Check(what=_WHAT["argument as owner"], slot=rows[0][0].root))
-    elif type(owner) is dict:
+    elif type(owner).__weakrefoffset__ == 0:                   # the locations hold it, too
         state.check("held", owner)
     else:
         state.check("owner", weakref.ref(owner))
@@ -190,7 +190,7 @@ def _write_owner(state: State, rows: list[tuple], owner: Any) -> None:
             tables.setdefault(location.slot.space.table, []).append((location, condition))
         else:
             what = _PARTS[type(location.slot)]
-            state.check(what, location.slot.name if what == "attribute" else None, condition, location.ident)
+            state.check(what, location.slot.getter if what == "attribute" else None, condition, location.ident)
     for table in sorted(tables, key=lambda name: name or ""):
         if isinstance(owner, type):                            # not held: it would keep the class's functions
             state.checks.append(Check(what=_WHAT["class table"], object=id(_class_table(owner))))
@@ -246,14 +246,23 @@ def _has_form(slot: Any, value: Any, tables: dict[int, Any], roots: Any) -> bool
     if owner is None or value is MISSING and kind is not NameSlot:
         return False
     if kind is ClassSlot:
-        return type(owner).__weakrefoffset__ != 0
-    if kind is CodeSlot or kind is GetSlot:
-        return (type(owner) is types.FunctionType and type(vars(types.FunctionType).get(slot.name)) in _IN_C
-                or type(owner) is type and slot.name in _OF_CLASSES) and getattr(owner, slot.name) is value
+        return True
+    if kind is CodeSlot:
+        return type(owner) is types.FunctionType
+    if kind is GetSlot:
+        return _runs_no_python(slot, owner) and slot.getter(owner) is value
     if id(slot.space) not in tables:
         tables[id(slot.space)] = slot.space.fetch(roots) if _has_table(slot.space, owner) else None
     names = tables[id(slot.space)]
     return names is not None and (value is names if kind is SpaceSlot else type(slot.name) is str and names.get(slot.name, MISSING) is value)
+
+
+def _runs_no_python(slot: GetSlot, owner: Any) -> bool:
+    """Does the getter give what is in the owner, and do nothing else?"""
+    if type(owner) is types.FunctionType:
+        return type(vars(types.FunctionType).get(slot.name)) in _IN_C
+    member = slot.getter.__self__ if type(slot.getter) is types.MethodWrapperType else None
+    return type(member) is types.MemberDescriptorType or slot.name in _OF_CLASSES and member is vars(type)[slot.name]
 
 
 def _has_table(space: Namespace, owner: Any) -> bool:
