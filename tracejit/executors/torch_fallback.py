@@ -79,7 +79,7 @@ def public_function(overload: Any, kinds: tuple, spec: Any) -> Optional[Callable
         return None
     args, kwargs = tree_unflatten(flat, spec)
     name = overload.overloadpacket.__name__
-    for home in (torch, torch.Tensor, torch._C._nn):
+    for home in (torch, torch.Tensor, torch.nn.functional):
         candidate = getattr(home, name, None)
         if candidate is None or isinstance(candidate, property) or not isinstance(candidate, _BUILTIN):
             continue
