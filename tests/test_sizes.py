@@ -9,7 +9,7 @@ from torch import nn
 
 import tracejit
 from tests.fuzz import programs, run
-from tracejit.codegen.sizes import parted
+from tracejit.codegen.sizes import parted, table
 from tracejit.executors import kernel_cache
 from tracejit.executors.shared_code import MOST_FORMS, SharedCode, _digest
 from tracejit.ir.symbol import Symbol
@@ -56,7 +56,7 @@ def test_a_transformer_block_takes_five_compiles_for_all_lengths(tmp_path, expli
         for length in lengths:
             x = torch.randn(2, length, 32)
             torch.testing.assert_close(jitted(x), block(x))
-    assert jitted.cache_info().entries == len(lengths)
+    assert jitted.cache_info().misses == jitted.cache_info().entries <= 5
     assert 2 <= fuser.cache.built <= 5
 
 
@@ -206,7 +206,7 @@ def test_a_text_that_wants_constants_is_compiled_with_constants(tmp_path, monkey
         x = torch.randn(n, n)
         torch.testing.assert_close(jitted(x, n), pointwise(x, n))
         assert len(jitted.kernels) == 1
-    assert refused == 1                                        # not tried again at each new shape
+    assert refused == 2                                        # by open sizes, and by changed ones: not again at each new shape
 
 
 TEXT = """static void k0_range0(void *const *p, i64 lo, i64 hi) {
@@ -221,7 +221,7 @@ static void k0_task0(void *q) {
 def test_numbers_of_a_text_are_told_from_what_is_none():
     text = parted(TEXT)
     assert text.numbers == ("20", "20", "3000000000", "0x1.8p+1f", "0x1.999999999999ap-4", "5l", "7l", "20")
-    assert text.reading(()) == TEXT and text.table(()) == b""
+    assert text.reading(()) == TEXT and table(text.values(())) == b""
     other = parted(TEXT.replace("20", "21").replace("7l", "8l"))
     assert other.form == text.form and parted(TEXT.replace("20", "20l")).form != text.form != parted(TEXT.replace("3000000000", "3")).form
 
@@ -255,7 +255,7 @@ def test_a_text_reads_numbers_from_its_table_in_each_function():
                          "  const double given3 = ((const double *)p[0])[3];",
                          "  float row1[given0] __attribute__((aligned(64)));"]
     assert read[-2:] == ["  const i64 given4 = ((const i64 *)(*(void *const **)q)[0])[4];", "  k0_range0(a->p, given4, 20); }"]
-    assert len(text.table({0, 1, 3, 4, 6})) == 40
+    assert len(table(text.values({0, 1, 3, 4, 6}))) == 40
 
 
 def test_random_programs_are_called_with_other_sizes():

@@ -5,6 +5,7 @@ from .capture.collector import collector_paused as _collector_paused
 
 with _collector_paused():                                      # what is imported stays
     from .api import CacheInfo, CompiledFunction, CompiledModule, bisect, explain, jit, last_traces
+    from .capture.opened import mark_dynamic
     from .errors import FallbackWarning, InplaceCopyError, RetraceWarning, TraceError, UnsupportedError
     from .executors.cpu import CpuExecutor
     from .executors.cupy import CupyExecutor
@@ -32,4 +33,4 @@ __version__ = "0.1.0"
 __all__ = ["BoundSymbol", "CacheInfo", "CompiledFunction", "CompiledModule", "CpuExecutor", "CupyExecutor", "Executor",
            "FallbackWarning", "Fusion", "FusionValue", "InplaceCopyError", "Lowered", "RetraceWarning", "Trace", "TraceError", "UnsupportedError",
            "bisect", "cache_dir", "default_executors", "explain", "functionalize", "get_executor", "jit", "last_traces", "lower",
-           "register_executor"]
+           "mark_dynamic", "register_executor"]

@@ -16,6 +16,7 @@ from .capture.changing import FloatArguments, Places
 from .capture.guards import EntryTable
 from .capture.inputs import CallInputs
 from .capture.lines import defined_at, user_frame
+from .capture.opened import Opening
 from .capture.modes import capture_is_hindered, hindrance, mode_key
 from .capture.retraces import MANY, Retraces
 from .capture.tracer import Capture, capture
@@ -30,6 +31,7 @@ from .runtime.call_core import Calls, called_in_c, hits, paused
 from .executors.compile_lock import compile_lock
 from .runtime.entry import Entry, make_entry, trimmed
 from .runtime.program import stack_level
+from .runtime.template import Templates
 
 if TYPE_CHECKING:                                              # opened when they are asked for
     from .inspection.bisect import Difference
@@ -41,9 +43,9 @@ _capture_lock = compile_lock()
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """hits: calls that ran an entry; misses: calls that compiled one; fallbacks: calls that ran eagerly; entries: how many are kept;
-    retraces: for each of the latest hundred compiles after the first, a line that says what had changed since the entry that is
-    most like it.
+    """hits: calls that ran an entry; misses: calls that compiled one; fallbacks: calls that ran eagerly; entries: how many are kept,
+    each for all sizes that it holds for; retraces: for each of the latest hundred compiles after the first, a line that says what had
+    changed since the entry that is most like it.
 
     >>> import torch, tracejit
     >>> f = tracejit.jit(lambda x: x * 2)
@@ -87,6 +89,7 @@ class CompiledFunction:
         self._floats = FloatArguments()
         self._opened: dict[Any, Any] = {}    # places of floats whose values entries leave open
         self._closed: set[Any] = set()       # and those whose values the program needs
+        self._templates = Templates(options)
         self._hits = self._misses = self._fallbacks = 0
         self._warned: set[str] = set()
         self._retraces, self._warned_of_retraces = Retraces(fn), False
@@ -151,9 +154,13 @@ class CompiledFunction:
         entry, tensors, _ = table.find(inputs) if table is not None else (None, [], None)
         if entry is not None:                                  # another thread compiled it meanwhile
             return entry, tensors
+        entry, guards = self._templates.find(opened := self._templates.opened(inputs, key[1]), inputs)
+        if entry is not None:
+            self._hits += 1
+            return entry, self._tables.setdefault(key, EntryTable()).add(guards, inputs, entry)
         places = Places.of(table.groups.values() if table is not None else (), inputs, self._opened, self._closed)
         try:
-            captured, lowered = self._lowered(inputs, places)
+            captured, lowered = self._templates.compiled(opened, inputs, functools.partial(self._lowered, inputs, places), _ProgramError)
         except (UnsupportedError, _ProgramError):
             if not places.all:
                 raise
@@ -172,13 +179,12 @@ class CompiledFunction:
             print(f"tracejit: {self.name} compiled for entry {self._misses}: {why}", file=sys.stderr)
         if self._misses > MANY and not self._warned_of_retraces:
             self._warned_of_retraces = True
-            warnings.warn(f"{self.name} was compiled {self._misses} times; {self._retraces.warning()}", RetraceWarning,
-                          stacklevel=stack_level())
+            warnings.warn(f"{self.name} was compiled {self._misses} times; {self._retraces.warning()}", RetraceWarning, stacklevel=stack_level())
         return entry, tensors
 
-    def _lowered(self, inputs: CallInputs, places: Places) -> tuple[Capture, Any]:
+    def _lowered(self, inputs: CallInputs, places: Places, opening: Optional[Opening] = None) -> tuple[Capture, Any]:
         try:
-            captured = capture(self.__wrapped__, inputs, self.name, places)
+            captured = capture(self.__wrapped__, inputs, self.name, places, opening)
         except UnsupportedError:
             raise
         except Exception as error:                             # the program's own error, of any class: eager shows it
@@ -192,8 +198,7 @@ class CompiledFunction:
         """The capture raised, as eager should: run eagerly, which raises with memory as eager leaves it."""
         result = self.__wrapped__(*inputs.args, **inputs.kwargs)
         unsupported = UnsupportedError(f"the capture raised {type(error).__name__}, which eager does not: {error}\n"
-                                       "Call what raises it outside of the jitted function",
-                                       where=user_frame(error))
+                                       "Call what raises it outside of the jitted function", where=user_frame(error))
         unsupported.__cause__ = error
         if self.options.fallback == "error":
             raise unsupported
@@ -223,7 +228,7 @@ class CompiledFunction:
 
     def cache_info(self) -> CacheInfo:
         """Counts since the last `cache_clear`."""
-        entries = sum(map(len, list(self._tables.values())))
+        entries = sum(map(len, list(self._tables.values()))) - self._templates.settled
         return CacheInfo(self._hits + hits(self, self._calls), self._misses, self._fallbacks, entries, self._retraces.lines)
 
     def cache_clear(self) -> None:
@@ -231,6 +236,7 @@ class CompiledFunction:
         self._tables.clear()
         self._eager.clear()
         self._floats, self._opened, self._closed = FloatArguments(), {}, set()
+        self._templates = Templates(self.options)
         self._calls, self._retraces = Calls(self), Retraces(self.__wrapped__)
         self._hits = self._misses = self._fallbacks = 0
 

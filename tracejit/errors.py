@@ -69,7 +69,7 @@ class RetraceWarning(UserWarning):
     """A function was compiled many times; the message names what keeps changing, and the way out.
 
     >>> import torch, tracejit, warnings
-    >>> f = tracejit.jit(lambda x, n: x * n)
+    >>> f = tracejit.jit(lambda x, n: x * n, dynamic=False)
     >>> with warnings.catch_warnings(record=True) as caught:
     ...     warnings.simplefilter("always")
     ...     _ = [f(torch.ones(2), n) for n in range(12)]

@@ -23,6 +23,8 @@ class Options:
     recompute: what the backward pass computes again instead of keeping it: what costs nothing inside a kernel ("fused"),
         nothing ("never"), or whatever spares memory ("always").
     transforms: functions Trace -> Trace, applied in order to the functionalized trace.
+    dynamic: which sizes of arguments compiles leave open, so that what is compiled holds for others, too: those that have changed, and
+        those marked by `mark_dynamic` (None), all (True) or none (False).
     name: how the function is called in traces and messages; default: its own name.
     """
 
@@ -33,6 +35,7 @@ class Options:
     numerics: str = "eager"
     recompute: str = "fused"
     transforms: tuple[Callable, ...] = ()
+    dynamic: Optional[bool] = None
     name: Optional[str] = None
 
 
@@ -46,7 +49,8 @@ def make_options(given: dict[str, Any]) -> Options:
         if isinstance(given.get(name), list):
             given = {**given, name: tuple(given[name])}
     options = Options(**given)
-    values = {"fallback": FALLBACKS, "numerics": NUMERICS, "recompute": RECOMPUTE, "disable_inplace_copy_check": (True, False)}
+    values = {"fallback": FALLBACKS, "numerics": NUMERICS, "recompute": RECOMPUTE, "disable_inplace_copy_check": (True, False),
+              "dynamic": (None, True, False)}
     for name, allowed in values.items():
         value = getattr(options, name)
         if value not in allowed:

@@ -159,7 +159,7 @@ def converted(mode: FakeTensorMode, real: torch.Tensor) -> torch.Tensor:
 def _of_plain_numbers(name: str, answer: Callable) -> Callable:
     """A function of `symbolic_shapes` as it answers as long as no number is symbolic; else it is the module's own."""
     def stand_in(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(x, _SYMBOLIC) for arg in args for x in (arg if isinstance(arg, (tuple, list, torch.Size)) else (arg,))):
+        if any(isinstance(x, _SYMBOLIC) and x.node.is_symbolic() for arg in args for x in (arg if isinstance(arg, (tuple, list, torch.Size)) else (arg,))):
             return getattr(importlib.import_module(_SHAPES), name)(*args, **kwargs)
         return answer(*args, **kwargs)
     return stand_in

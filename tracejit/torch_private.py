@@ -8,13 +8,15 @@ from __future__ import annotations
 import ctypes
 import functools
 from pathlib import Path
-from typing import Any, Callable, Optional
+from contextlib import contextmanager
+from typing import Any, Callable, Iterable, Iterator, Optional
 
 import torch
 from torch._subclasses.fake_impls import op_implementations_checks
 from torch._subclasses.fake_tensor import (DataDependentOutputException, DynamicOutputShapeException, FakeTensor,
                                            FakeTensorMode, UnsupportedFakeTensorException)
 
+from .errors import UnsupportedError
 from .torch_deferred import converted, defer_imports
 
 __all__ = ["FakeTensor", "FakeTensorMode", "NEEDS_DATA", "MISSING", "converted"]
@@ -129,14 +131,19 @@ def taken_by_fakes(overload: torch._ops.OpOverload) -> Callable:
     return overload
 
 
-def fake_mode() -> FakeTensorMode:
+def fake_mode(open_sizes: bool = False) -> FakeTensorMode:
+    """open_sizes: fakes may have extents for sizes, which what the mode remembers of calls does not tell apart."""
     defer_imports()
-    return FakeTensorMode(allow_non_fake_inputs=False)
+    mode = FakeTensorMode(allow_non_fake_inputs=False)
+    mode.cache_enabled = mode.cache_enabled and not open_sizes
+    return mode
 
 
-def plain_fake(mode: FakeTensorMode, real: torch.Tensor) -> Optional[torch.Tensor]:
+def plain_fake(mode: FakeTensorMode, real: torch.Tensor, layout: Optional[tuple] = None) -> Optional[torch.Tensor]:
     """What `mode.from_tensor` makes of a tensor that is no view and the first one seen over its storage, at a fifth of its
-    time and without the cycles of closures that it leaves to the collector; None for others. `.grad` is not faked with it."""
+    time and without the cycles of closures that it leaves to the collector; None for others. `.grad` is not faked with it.
+
+    layout: (shape, strides) of the fake, where they are not the tensor's."""
     storage = real.untyped_storage()
     if (real._is_view() or not real.is_leaf or real.storage_offset() or not storage.size() or real.is_conj() or real.is_neg()
             or real.is_inference() or real.requires_grad and real.grad_dtype != real.dtype or hasattr(real, "_is_buffer")
@@ -146,12 +153,32 @@ def plain_fake(mode: FakeTensorMode, real: torch.Tensor) -> Optional[torch.Tenso
     number = memo.describer.get_storage_id(storage)
     if number in memo.storage_memo or memo.describer.get_tensor_id(real) in memo.tensor_memo:
         return None
-    fake = new_fake(mode, real.shape, real.stride(), real.dtype, real.device, real.requires_grad)
+    fake = new_fake(mode, *(layout or (real.shape, real.stride())), real.dtype, real.device, real.requires_grad)
     memo.storage_memo[number] = fake.untyped_storage()
     mode.fake_tensor_converter.set_tensor_memo(real, fake)
     if isinstance(real, torch.nn.Parameter):
         fake._is_param = True
     return fake
+
+
+def has_open_sizes(flat: Iterable[Any]) -> bool:
+    """Is one of these a `SymInt`, or a fake (or a tensor without data) of which a size, a stride or the offset is one?"""
+    return any(a._has_symbolic_sizes_strides if isinstance(a, torch.Tensor) else isinstance(a, torch.SymInt) for a in flat)
+
+
+@contextmanager
+def kernels_for_open_sizes(flat: Iterable[Any]) -> Iterator[None]:
+    """A context for a call on these, which may have open sizes: such go to torch's functions in Python, as those in C refuse them.
+    UnsupportedError where there is none that takes them."""
+    if not has_open_sizes(flat):
+        yield
+        return
+    from torch._dispatch.python import enable_python_dispatcher
+    try:
+        with enable_python_dispatcher():
+            yield
+    except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError) as error:
+        raise UnsupportedError(f"sizes that are open: {error}") from error
 
 
 def new_fake(mode: FakeTensorMode, shape: tuple, stride: tuple, dtype: torch.dtype, device: torch.device,

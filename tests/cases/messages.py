@@ -340,7 +340,7 @@ def warns_instead_of_raising():
 
 @use
 def warns_of_many_compiles():
-    jitted = tracejit.jit(lambda x, n: x * n)
+    jitted = tracejit.jit(lambda x, n: x * n, dynamic=False)
     for n in range(12):
         jitted(x(), n)
 
@@ -380,6 +380,16 @@ def unknown_executor():
 @use
 def executor_that_is_none():
     tracejit.jit(lambda x: x + 1, executors=[3])(x())
+
+
+@use
+def an_open_dim_of_what_is_no_tensor():
+    tracejit.mark_dynamic([1, 2], 0)
+
+
+@use
+def an_open_dim_that_is_not_there():
+    tracejit.mark_dynamic(torch.ones(2, 3), 2)
 
 
 @use

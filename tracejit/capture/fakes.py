@@ -14,10 +14,10 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import UnsupportedError
-from ..torch_private import (NEEDS_DATA, FakeTensor, converted, creation_is_plain, fake_mode, is_zero_tensor, plain_fake,
+from ..torch_private import (NEEDS_DATA, FakeTensor, converted, creation_is_plain, fake_mode, functorch_level, is_zero_tensor, plain_fake,
                              unseen_by_function_modes)
 
-__all__ = ["NEEDS_DATA", "Fakes", "is_fake", "quiet_logs", "real_tensors", "unsupported_tensor"]
+__all__ = ["NEEDS_DATA", "Fakes", "is_fake", "quiet_logs", "real_tensors", "unsupported_tensor", "why_not_found"]
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _quiet = threading.Lock()
 
@@ -41,11 +41,24 @@ def unsupported_tensor(t: torch.Tensor) -> str:
     return ""
 
 
-class Fakes:
-    """The fakes of one capture. `fake` makes or finds one, `real_of` goes back."""
+def why_not_found(t: torch.Tensor) -> str:
+    """Why a tensor that the program uses is no input."""
+    if functorch_level() is not None:
+        return "a functorch transform (vmap, grad, ...) within the function: call it outside of the jitted function"
+    kind = unsupported_tensor(t)
+    if kind:
+        return f"{kind} is made within the function: make and use it outside of the jitted function"
+    return ("a tensor that is neither an argument nor found in a place that can be watched: pass it as an argument, "
+            "or keep it in an attribute or a global")
 
-    def __init__(self) -> None:
-        self.mode = fake_mode()
+
+class Fakes:
+    """The fakes of one capture. `fake` makes or finds one, `real_of` goes back. opened: (shape, strides) of those with open sizes, by
+    the ids of the real tensors; None: no size is open."""
+
+    def __init__(self, opened: Optional[dict[int, tuple]] = None) -> None:
+        self.opened = opened or {}
+        self.mode = fake_mode(open_sizes=opened is not None)
         self._of: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._back: dict[int, torch.Tensor] = {}
         self._versions: dict[int, int] = {}
@@ -118,9 +131,12 @@ class Fakes:
         if why:
             raise UnsupportedError(f"{why} cannot be captured: pass a dense torch.Tensor that has data")
         with unseen_by_function_modes():
-            fake = None if torch.is_inference_mode_enabled() else plain_fake(self.mode, real)
+            layout = self.opened.get(id(real))
+            fake = None if torch.is_inference_mode_enabled() else plain_fake(self.mode, real, layout)
+            if fake is None and layout is not None:
+                raise UnsupportedError("sizes of a tensor are open, of which torch makes fakes of its own: dynamic=False")
             fake = self._converted(real) if fake is None else fake
-            if (fake.shape, fake.stride(), fake.storage_offset()) != (real.shape, real.stride(), real.storage_offset()):
+            if layout is None and (fake.shape, fake.stride(), fake.storage_offset()) != (real.shape, real.stride(), real.storage_offset()):
                 raise UnsupportedError("a tensor whose memory layout fake tensors do not reproduce: "
                                        "pass a copy, as .clone() makes one")
             self._of[id(real)], self._back[id(fake)] = (real, fake), real

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ..errors import UnsupportedError, located
 from ..ir import prims
+from ..ir.extents import as_extent, as_given
 from ..ir.proxy import layout_is_ambiguous
 from ..ir.symbol import Symbol
 from ..ir.torch_names import torch_name
@@ -153,7 +154,7 @@ class FunctionLevel(TorchFunctionMode):
         recorder, first = self.recorder, len(self.recorder.bound_symbols)
         self._line, recorder.takes_data = user_line(), func == _DATA_GET
         recorder.comment = function_symbol(func).name.removeprefix("torch.")
-        names = [recorder.object_proxy(a) if isinstance(a, _T) else number_of(a) or a for a in flat]
+        names = [recorder.object_proxy(a) if isinstance(a, _T) else number_of(a) or as_extent(a) for a in flat]
         now = [recorder.named(a) for a in flat]
         if not all(id(a) in self.named for a in flat if isinstance(a, _T)):
             self.unnamed = self.unnamed or located(f"{recorder.comment} works on a tensor that no recorded call made", str(self._line))
@@ -182,7 +183,7 @@ class FunctionLevel(TorchFunctionMode):
     def _record(self, func: Callable, call: tuple, out: Any, first: int, modes: Any) -> None:
         effect = func in _EFFECTS and not (func in _SETS_REQUIRES_GRAD and self._is_unseen(call[2][0]))
         leaves, out_spec = tree_flatten(out)
-        outputs = [self.recorder.object_proxy(self._fake(o)) if isinstance(o, _T) else number_of(o) or o for o in leaves]
+        outputs = [self.recorder.object_proxy(self._fake(o)) if isinstance(o, _T) else number_of(o) or as_extent(o) for o in leaves]
         fresh = any(isinstance(o, _T) and id(self._fake(o)) not in self.named for o in leaves)
         if not (func in _EFFECTS or func in _CUTS_HISTORY or fresh or len(self.recorder.bound_symbols) > first):
             return
@@ -245,7 +246,7 @@ class FunctionLevel(TorchFunctionMode):
             return out if real is None else real
         if type(out) in (list, tuple):
             return type(out)(self._hand_out(o) for o in out)
-        return as_number(out)
+        return as_given(as_number(out))
 
     # ------------------------------------------------------------ calls that need care
 
@@ -323,7 +324,7 @@ class RecordedStorage:
 
     def nbytes(self) -> int:
         with unseen_by_function_modes():
-            return self._of.untyped_storage().nbytes()
+            return as_given(self._of.untyped_storage().nbytes())
 
     size = __len__ = nbytes
 

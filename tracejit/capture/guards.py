@@ -82,11 +82,13 @@ def viewed_apart(ops: Trace, tensors: list[torch.Tensor]) -> list[tuple[str, tor
 
 @dataclass(frozen=True, eq=False)
 class Guards:
-    """sources: one per program input; locations: the state that was read; host_reads: (what, input index)."""
+    """sources: one per program input; locations: the state that was read; host_reads: (what, input index); open: arguments of which the
+    key of the call tells all but sizes that are open."""
 
     sources: tuple[InputSource, ...]
     locations: tuple[Any, ...]
     host_reads: tuple[tuple[str, int], ...]
+    open: frozenset[int] = frozenset()
 
     @cached_property
     def places(self) -> Hashable:
@@ -125,7 +127,8 @@ class Guards:
         values: list = []
         if len(inputs) > len(call.tensors):
             storages = StorageKeys()
-            values += [storages.tensor_key(t) for t in inputs]
+            keys = [storages.tensor_key(t) for t in inputs]
+            values += [key[-1] if k in self.open else key for k, key in enumerate(keys)]       # which storage it is in
             values.append(storages.overlap())
         if len(inputs) > len(call.tensors) or self.other_places:
             seen = [*inputs, *(t for place in self.other_places for t in tensors_in(place.read(call.roots)))]

@@ -16,8 +16,12 @@ from typing import Any, Hashable, Iterable
 import torch
 
 from ..errors import UnsupportedError
+from ..ir.extents import Given
 from .identity import identity
 from .numbers import Number
+
+
+_STAND_INS = frozenset({Number, Given})           # for numbers of a capture: told by what they stand for
 
 
 class _Marker:
@@ -35,7 +39,7 @@ TENSOR = _Marker("TENSOR")
 
 PLAIN = frozenset({
     int, bool, str, bytes, type(None), type(...), type(NotImplemented), range, torch.dtype, torch.device,
-    torch.Size, torch.layout, torch.memory_format, float, complex, Number,
+    torch.Size, torch.layout, torch.memory_format, float, complex, Number, Given,
 })
 CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 VIEWS = (types.MappingProxyType, *(type(view) for made in ({}, collections.OrderedDict()) for view in (
@@ -127,7 +131,7 @@ def freeze(value: Any, depth: int = 0) -> Hashable:
     """A hashable stand-in for `value`: equal for values that a trace cannot tell apart, and for no others."""
     kind = type(value)
     if kind in PLAIN:
-        return (kind, repr(value)) if kind is float or kind is complex else (kind, value.node if kind is Number else value)
+        return (kind, repr(value)) if kind is float or kind is complex else (kind, value.node if kind in _STAND_INS else value)
     if issubclass(kind, torch.Tensor):
         return TENSOR
     if issubclass(kind, CONTAINERS):

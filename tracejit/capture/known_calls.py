@@ -12,7 +12,7 @@ from ..ir.alike import metadata_key, structure_key
 from ..ir.results import Told
 from ..ir.symbol import Symbol
 from ..ir.trees import flat_leaves, map_leaves, with_leaves
-from ..torch_private import (FakeTensorMode, bare_tensor, below_dispatch_modes, decomposition_on_fakes, fake_over, has_fake_rule, new_fake,
+from ..torch_private import (FakeTensorMode, bare_tensor, below_dispatch_modes, decomposition_on_fakes, fake_over, has_fake_rule, has_open_sizes, new_fake,
                              unseen_by_function_modes)
 
 UNKNOWN = object()
@@ -75,7 +75,7 @@ def on_stand_ins(sym: Symbol, args: tuple, kwargs: dict, mode: FakeTensorMode) -
     tensors = [a for a in flat if isinstance(a, torch.Tensor)]
     if not tensors or not _is_told(sym) or any(isinstance(a, torch.device) for a in flat):
         return UNKNOWN
-    if any(t.device.type != "cpu" or t.is_conj() or t.is_neg() or t.constant is not None for t in tensors):
+    if has_open_sizes(flat) or any(t.device.type != "cpu" or t.is_conj() or t.is_neg() or t.constant is not None for t in tensors):
         return UNKNOWN
     with _disable_current_modes(), torch.no_grad():
         stands = [torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device="meta") if isinstance(a, torch.Tensor) else a
@@ -123,7 +123,7 @@ def on_view(sym: Symbol, args: tuple, kwargs: dict, mode: FakeTensorMode) -> Any
     if not _is_view(sym):
         return UNKNOWN
     viewed, *others = [a for a in flat_leaves((*args, *kwargs.values())) if isinstance(a, (torch.Tensor, torch.device))]
-    if others or viewed is not args[0] or viewed.is_conj() or viewed.is_neg() or viewed.constant is not None:
+    if others or has_open_sizes(flat_leaves((*args, *kwargs.values()))) or viewed is not args[0] or viewed.is_conj() or viewed.is_neg() or viewed.constant is not None:
         return UNKNOWN
     device = viewed.device
     with below_dispatch_modes(), unseen_by_function_modes(), torch.no_grad():

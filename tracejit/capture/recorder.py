@@ -17,12 +17,13 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from ..errors import UnsupportedError
 from ..ir import prims
+from ..ir.extents import as_extent, as_extents, is_extent, now
 from ..ir.proxy import TensorConstant, TensorProxy, proxy_of, some_number
 from ..ir.results import told
 from ..ir.symbol import Symbol, aten_symbol, in_grad_mode
 from ..ir.trace import BoundSymbol, Modes, SourceLine
 from ..ir.trees import flat_leaves
-from ..torch_private import converted, is_composite, taken_by_fakes, unseen_by_function_modes
+from ..torch_private import converted, is_composite, kernels_for_open_sizes, taken_by_fakes, unseen_by_function_modes
 from .fakes import NEEDS_DATA, Fakes, is_fake, real_tensors
 from .hook import unprofiled
 from .known_calls import UNKNOWN, KnownCalls, each_kind_once, note_results, on_paper, on_stand_ins, on_view
@@ -100,7 +101,7 @@ class Recorder(TorchDispatchMode):
 
     def named(self, a: Any) -> Any:
         """The proxy of a tensor or a number; anything else as it is."""
-        return self.proxy(a) if isinstance(a, torch.Tensor) else number_of(a) or a
+        return self.proxy(a) if isinstance(a, torch.Tensor) else number_of(a) or as_extent(a)
 
     def number_in(self, t: torch.Tensor) -> NumberNode:
         """The number that `item()` reads of a tensor."""
@@ -155,7 +156,7 @@ class Recorder(TorchDispatchMode):
         if same is not None:                                   # as autograd unpacks what it saved
             self._emit(aten_symbol(aten.alias.default), (same,), {}, proxy)
         else:
-            self._emit(aten_symbol(aten.as_strided.default), (root, list(t.shape), list(t.stride()), t.storage_offset()), {}, proxy)
+            self._emit(aten_symbol(aten.as_strided.default), (root, [*as_extents(t.shape)], [*as_extents(t.stride())], as_extent(t.storage_offset())), {}, proxy)
         return proxy
 
     def _emit(self, sym: Symbol, args: tuple, kwargs: dict, output: Any) -> None:
@@ -195,6 +196,9 @@ class Recorder(TorchDispatchMode):
         if any(isinstance(p, TensorProxy) and p.number for p in before):
             refuse_unless_elementwise(sym, args, kwargs)
             flat = [some_number(p) if isinstance(p, TensorProxy) and p.number else a for a, p in zip(flat, before)]
+            args, kwargs = tree_unflatten(flat, spec)
+        if sym.pointwise and any(map(is_extent, before)):      # an operand: results have the same metadata for all values
+            flat = list(map(now, flat))
             args, kwargs = tree_unflatten(flat, spec)
         written = sym.written(args, kwargs)
         key = self.known.key(sym, flat, before, (args, kwargs))
@@ -240,7 +244,8 @@ class Recorder(TorchDispatchMode):
                 out = on_stand_ins(sym, args, kwargs, self.fakes.mode) if out is UNKNOWN else out
             if out is UNKNOWN:
                 raise_if_no_view(func, before)
-                out = taken_by_fakes(func)(*args, **kwargs)
+                with kernels_for_open_sizes(flat):
+                    out = taken_by_fakes(func)(*args, **kwargs)
             note_results(rule, sym, flat, out)
             return out
         except NEEDS_DATA:
@@ -356,4 +361,4 @@ _DATA = replace(aten_symbol(aten.detach.default), fn=prims.data)
 
 
 def _view_key(t: torch.Tensor) -> tuple:
-    return (t.untyped_storage()._cdata, t.storage_offset(), t.shape, t.stride(), t.dtype, t.is_conj(), t.is_neg())
+    return (t.untyped_storage()._cdata, as_extent(t.storage_offset()), as_extents(t.shape), as_extents(t.stride()), t.dtype, t.is_conj(), t.is_neg())

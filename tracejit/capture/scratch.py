@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
 
 from ..errors import UnsupportedError
 from ..ir import prims
+from ..ir.extents import is_extent, now, settled
 from ..ir.proxy import TensorProxy, contiguous_stride, is_racy, layout_is_ambiguous, some_number
 from ..ir.symbol import LAYOUTS_THAT_LIE, Symbol
 from ..torch_private import new_fake
@@ -60,9 +61,11 @@ def raise_if_no_view(func: Any, before: list) -> None:
     if func not in (_VIEW, _SELECT):
         return
     t, *rest = before
-    if func is _SELECT or 1 in t.shape:
+    if func is _SELECT or 1 in t.shape and t.stride != contiguous_stride(t.shape):
+        value = now if func is _SELECT else settled            # which dim it is depends on no size
         with real_tensors():
-            func(torch.empty_strided(t.shape, t.stride, device="meta"), *([rest] if func is _VIEW else rest))
+            func(torch.empty_strided([*map(value, t.shape)], [*map(value, t.stride)], device="meta"),
+                 *map(value, rest) if func is _SELECT else [[*map(value, rest)]])
 
 
 def raise_beyond_storage(nbytes: int, *, self: torch.Tensor, size: Any, stride: Any, storage_offset: Optional[int] = None, **_: Any) -> None:
@@ -83,14 +86,15 @@ def run_on_scratch(func: Any, before: list, spec: Any, tiny: bool = False) -> tu
         if isinstance(p, TensorProxy):
             ends[p.storage] = max(ends.get(p.storage, 0), p.bytes.end)
     with real_tensors():
-        raw = {} if tiny else {s: torch.zeros(end + 16, dtype=torch.uint8) for s, end in ends.items()}
+        raw = {} if tiny else {s: torch.zeros(settled(end) + 16, dtype=torch.uint8) for s, end in ends.items()}
 
         def scratch(p: Any) -> Any:
             if not isinstance(p, TensorProxy) or p.number:
-                return some_number(p)
+                return now(p) if tiny else settled(some_number(p))
             if tiny:
-                return torch.zeros([min(n, 2) for n in p.shape], dtype=p.dtype)
-            return prims.region_view(raw[p.storage], list(p.shape), list(p.stride), p.offset, p.dtype, p.conj, p.neg)
+                return torch.zeros([2 if n >= 2 else n for n in p.shape], dtype=p.dtype)
+            shape, stride = [*map(settled, p.shape)], [*map(settled, p.stride)]
+            return prims.region_view(raw[p.storage], shape, stride, settled(p.offset), p.dtype, p.conj, p.neg)
         flat = [scratch(p) for p in before]
         args, kwargs = tree_unflatten(flat, spec)
         if torch.Tag.nondeterministic_seeded not in func.tags:
@@ -136,7 +140,17 @@ def _shrunk(p: TensorProxy, small: dict[int, int], storage: int) -> TensorProxy:
     """A tensor of fewer elements whose sizes and strides compare as those of `p`, dense if `p` is."""
     shape = tuple(small[n] for n in p.shape)
     dense = _strides_in_order(p.shape, p.stride, shape)
-    return replace(p, shape=shape, stride=p.stride if dense is None else dense[1], offset=0, storage=storage)
+    stride = dense[1] if dense is not None else _with_gaps(p.stride, shape) if any(map(is_extent, p.stride)) else p.stride
+    return replace(p, shape=shape, stride=stride, offset=0, storage=storage)
+
+
+def _with_gaps(stride: tuple, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides in the order of these, for dims that do not lie side by side."""
+    found, step = [0] * len(stride), 1
+    for d in sorted((d for d, s in enumerate(stride) if s != 0), key=lambda d: (stride[d], shape[d])):
+        found[d] = step = step + (step == 1 and stride[d] != 1)
+        step = step * shape[d] + 1
+    return tuple(found)
 
 
 def _strides_in_order(shape: tuple, stride: tuple, wanted: tuple) -> Optional[tuple[tuple, tuple]]:
@@ -152,6 +166,8 @@ def _strides_in_order(shape: tuple, stride: tuple, wanted: tuple) -> Optional[tu
 
 def _kind(a: Any) -> Hashable:
     """Of an argument that is no tensor; a number that may choose among results, or that some dtype does not hold, is one of its own."""
+    if is_extent(a):
+        return int
     return (type(a), a) if type(a) in (bool, int, float) and not 2 < a < 128 else type(a)
 
 

@@ -17,11 +17,12 @@ from typing import Any, Callable, Iterator, Optional
 import torch
 
 from ..errors import UnsupportedError, located
+from ..ir.extents import settled
 from ..ir.printer import OWN_NAMES
 from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol, Trace
-from ..torch_private import functorch_level, unseen_by_function_modes
-from .fakes import NEEDS_DATA, Fakes, is_fake, quiet_logs, unsupported_tensor
+from ..torch_private import unseen_by_function_modes
+from .fakes import NEEDS_DATA, Fakes, is_fake, quiet_logs, why_not_found
 from .function_level import WRAPPED, FunctionLevel, function_level
 from .changing import Places
 from .collector import collector_paused
@@ -35,6 +36,7 @@ from .leaving import is_opened, refuse_to_leave
 from .lines import defined_at, made_at, stored_at, user_frame
 from .modes import global_settings, refuse_changed_settings, restore_settings
 from .numbers import Number, NumberNode, number_of
+from .opened import Opening
 from .reads import StateReads
 from .recorder import Recorder, current_modes
 from .result_views import ResultView
@@ -73,25 +75,25 @@ class Capture:
     eager: Optional[Callable] = None     # the function, if it warns
 
 
-def capture(fn: Callable, call: CallInputs, name: str, places: Places = Places()) -> Capture:
-    """Record one call. `places`: where floats stand of which the values are to be left open.
+def capture(fn: Callable, call: CallInputs, name: str, places: Places = Places(), opening: Optional[Opening] = None) -> Capture:
+    """Record one call. `places`: where floats stand of which the values are to be left open; `opening`: sizes that are.
 
     UnsupportedError when the recording cannot be trusted; errors of the program come through.
     """
-    recording = _Capture(fn, call, name)
+    recording = _Capture(fn, call, name, opening.shapes if opening is not None else None)
     try:
         numbers = recording.number_inputs(places)
         with places.hold(numbers, call) as (args, kwargs):
-            recorded = recording.run(args, kwargs)
+            recorded = recording.run(*((args, kwargs) if opening is None else opening.into(args, kwargs)))
         return replace(recorded, guards=places.left_out(recorded.guards, numbers, call)) if numbers else recorded
     finally:
         recording.close()
 
 
 class _Capture:
-    def __init__(self, fn: Callable, call: CallInputs, name: str) -> None:
+    def __init__(self, fn: Callable, call: CallInputs, name: str, opened: Optional[dict[int, tuple]]) -> None:
         self.fn, self.inputs, self.name = fn, call, name
-        self.fakes = Fakes()
+        self.fakes = Fakes(opened)
         self.level = FunctionLevel(self.fakes, self.add_input, lambda: self.watching())
         self.tensors: list[torch.Tensor] = []
         self.proxies: list[TensorProxy] = []
@@ -204,7 +206,7 @@ class _Capture:
                 return InputSource(GRAD, k), f"{self.proxies[k].name}_grad"
         location = self.reads.locate(real)
         if location is None:
-            raise UnsupportedError(_why_not_found(real))
+            raise UnsupportedError(why_not_found(real))
         return InputSource(STATE, location=location), location.path
 
     def unique(self, path: str) -> str:
@@ -358,6 +360,7 @@ class _Capture:
                     raise UnsupportedError("a Parameter made by the function leaves it: "
                                            "make parameters outside, or return a tensor")
             else:
+                leaf = settled(leaf)
                 refuse_to_leave(leaf, self.reads)
             outputs.append(leaf)
         for held in structure.held():
@@ -392,16 +395,6 @@ class _Capture:
                     because = located("requires_grad is changed: set it outside", self.made_at(t) or defined)
                 because = because or AUTOGRAD
         return because
-
-
-def _why_not_found(t: torch.Tensor) -> str:
-    if functorch_level() is not None:
-        return "a functorch transform (vmap, grad, ...) within the function: call it outside of the jitted function"
-    kind = unsupported_tensor(t)
-    if kind:
-        return f"{kind} is made within the function: make and use it outside of the jitted function"
-    return ("a tensor that is neither an argument nor found in a place that can be watched: pass it as an argument, "
-            "or keep it in an attribute or a global")
 
 
 def _looks_internal(name: str) -> bool:

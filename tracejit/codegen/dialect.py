@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ..ir.extents import is_extent
 from .kernel import Reduction
 from .primitives import ARITY, PRIMITIVES
 
@@ -73,6 +74,8 @@ HIGHEST = {"i64": "0x7fffffffffffffffl", "int": "0x7fffffff", "short": "32767", 
 
 
 def literal(value: Any, ctype: str) -> str:
+    if is_extent(value):
+        return f"(({ctype}){value})"
     if ctype in ("float", "double"):
         suffix = "f" if ctype == "float" else ""
         if value != value:

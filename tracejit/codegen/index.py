@@ -11,6 +11,7 @@ from __future__ import annotations
 from math import gcd
 from typing import Iterator, NamedTuple, Optional, Union
 
+from ..ir.extents import is_extent
 from ..ir.memory import apart_modulo
 
 
@@ -140,7 +141,7 @@ def _split(index: Index, n: int) -> tuple[Index, Index]:
 
 def _common(rest: Index, n: int) -> tuple[int, Index]:
     """The greatest common divisor g of n and the coefficients, and rest // g."""
-    g = gcd(n, *(c for _, c in rest.terms))
+    g = 1 if any(map(is_extent, (n, *(c for _, c in rest.terms)))) else gcd(n, *(c for _, c in rest.terms))
     return g, Index(rest.constant // g, tuple((a, c // g) for a, c in rest.terms))
 
 

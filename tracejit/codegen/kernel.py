@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 import torch
 
+from ..ir.extents import is_extent
 from .index import Bounds, Gathered, Index, Var, atoms, bounds
 
 if TYPE_CHECKING:
@@ -180,6 +181,8 @@ class Expressions:
         return self.table[key]
 
     def const(self, value: Any, dtype: torch.dtype) -> Expr:
+        if is_extent(value) and dtype not in (torch.bool, *HALVES) and (dtype.is_floating_point or value <= torch.iinfo(dtype).max):
+            return self.node("const", (), dtype, value)
         if dtype is torch.bool:
             return self.node("const", (), dtype, bool(value))
         if dtype.is_floating_point:

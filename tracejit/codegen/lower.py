@@ -388,7 +388,7 @@ class _Scheduler:
                   and any(variables(b) & inner for b in below(e))]
         top = [e for e in costly if not any(e is not o and e in below(o) and used[o] >= used[e] for o in costly)]
         room = KEPT_BYTES // (8 * max(math.prod(v.size for v in self.inner), 1))
-        return {e: min(used[e]) for e in top[:room]}
+        return {e: min(used[e]) for n, e in enumerate(top) if n < room}
 
     def _tile(self, k: Kernel) -> Optional[tuple[Var, Var]]:
         if not k.inner or any(s.index.coefficient(k.inner[0]) != 1 for s in self.stores):

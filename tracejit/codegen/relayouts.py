@@ -1,7 +1,7 @@
 """Rows of the op table that move elements: each is a map of indices, with predicates for windows."""
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import torch
 
@@ -98,12 +98,18 @@ def _pad(v: Any, call: Call, index: Indices) -> Expr:
     return v.choose(keep, lambda: v.read(x, tuple(own), call), lambda: v.x.const(call.args["value"], call.dtype))
 
 
+def _position(given: Optional[int], missing: int, n: int) -> int:
+    """The bound of a slice among n elements."""
+    at = missing if given is None else given + n if given < 0 else given
+    return 0 if at < 0 else n if at > n else at
+
+
 def _slice_scatter(v: Any, call: Call, index: Indices) -> Expr:
     base, source = _self(call), call.args["src"]
     d = call.args["dim"] % len(index)
     n = base.shape[d]
-    start, end, step = slice(call.args["start"], call.args["end"], call.args["step"]).indices(n)
-    count = len(range(start, end, step))
+    start, end, step = _position(call.args["start"], 0, n), _position(call.args["end"], n, n), call.args["step"]
+    count = (end - start + step - 1) // step if start < end else 0
     at = index[d] + -start
     keep = v.conjunction(v.x.inside(at, 0, (count - 1) * step + 1 if count else 0), v.x.inside(mod(at, step), 0, 1))
     return v.choose(keep, lambda: v.x.cast(v.read_broadcast(source, _replaced(index, d, floordiv(at, step)), call), call.dtype),

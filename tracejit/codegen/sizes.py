@@ -10,14 +10,14 @@ import re
 import struct
 from dataclasses import dataclass
 from sys import intern
-from typing import Collection, Union
+from typing import Collection, Iterable, Sequence, Union
 
 from ..ir.cached import cached_property
 
 # What stays as it is, or a number as C's lexer takes one, all of `1e-5` and of `0x1.8p+3f`; and those of them that a table can hold:
 # zeros may be null pointers.
-_TOKEN = re.compile(r'^\s*(?:#|//).*$|aligned\(\d+\)|"[^"\n]*"|(?<![\w.])(\.?\d(?:[eEpP][-+]|[\w.])*)', re.M)
-_NUMBER = re.compile(r"0x[0-9a-f.]+p[-+]\d+f?|[1-9]\d*l?")
+_TOKEN = re.compile(r'^\s*(?:#|//).*$|aligned\(\d+\)|"[^"\n]*"|(@\d+@l?|(?<![\w.])\.?\d(?:[eEpP][-+]|[\w.])*)', re.M)
+_NUMBER = re.compile(r"@\d+@l?|0x[0-9a-f.]+p[-+]\d+f?|[1-9]\d*l?")
 _HEAD = re.compile(r"^(?:static )?(?:void|int) \w+\((.*)\) \{$")
 _TYPES = {"f": "float", "d": "double", "l": "i64", "i": "int"}
 LARGEST = (1 << 31) - 1      # of C's int: a larger number without suffix is a long
@@ -34,6 +34,11 @@ class Parted:
     def form(self) -> str:
         """Equal for texts that differ in the values of numbers, not in their types."""
         return "".join(f"{text}\0{_kind(n)}" for text, n in zip(self.between, self.numbers)) + self.between[-1]
+
+    @cached_property
+    def open(self) -> frozenset[int]:
+        """The positions of extents (`ir.extents`), whose values are known when a call's sizes are."""
+        return frozenset(k for k, n in enumerate(self.numbers) if n.startswith("@"))
 
     @cached_property
     def counts(self) -> frozenset[int]:
@@ -54,14 +59,15 @@ class Parted:
                     for n, (k, name) in enumerate(names.items())}
         return "\n".join(_with_declarations((text + self.between[-1]).split("\n"), declared))
 
-    def table(self, given: Collection[int]) -> bytes:
-        """Eight bytes a number: a long, or a double."""
-        return b"".join(struct.pack("d" if isinstance(n, float) else "q", n) for n in self.values(given))
+    def values(self, given: Collection[int], extents: Sequence[int] = ()) -> tuple[Union[int, float], ...]:
+        """The numbers at these positions. extents: the values of those, by number."""
+        return tuple(extents[int(n[1:n.rindex("@")])] if n[0] == "@" else float.fromhex(n.removesuffix("f")) if "p" in n
+                     else int(n.rstrip("l")) for n in map(self.numbers.__getitem__, sorted(given)))
 
-    def values(self, given: Collection[int]) -> tuple[Union[int, float], ...]:
-        """The numbers at these positions."""
-        return tuple(float.fromhex(n.removesuffix("f")) if "p" in n else int(n.rstrip("l"))
-                     for n in map(self.numbers.__getitem__, sorted(given)))
+
+def table(values: Iterable[Union[int, float]]) -> bytes:
+    """Eight bytes a number: a long, or a double."""
+    return b"".join(struct.pack("d" if isinstance(n, float) else "q", n) for n in values)
 
 
 def parted(text: str) -> Parted:
@@ -77,7 +83,7 @@ def parted(text: str) -> Parted:
 def _kind(number: str) -> str:
     if "p" in number:
         return "f" if number.endswith("f") else "d"
-    return "l" if number.endswith("l") or int(number) > LARGEST else "i"
+    return "l" if number.endswith("l") or number[0] != "@" and int(number) > LARGEST else "i"
 
 
 def _read(kind: str, n: int) -> str:

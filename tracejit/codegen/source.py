@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Iterable, Optional, Union
 
+from ..ir.cached import cached_property
 from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol
 from .batches import batches
@@ -12,7 +13,7 @@ from .cpu import MOST_THREADS, Function, function_of, with_helpers, work_of
 from .kernel import Buffer, Kernel
 from .lower import Note
 from .nests import Nests
-from .sizes import parted
+from .sizes import Parted, parted
 
 ENTRY = "tj_region"
 BATCH_GRAIN = 4 << 20        # bytes and operations of many small kernels, which gain less from another thread than one large
@@ -34,17 +35,23 @@ class Source:
     functions: dict[str, Kernel]         # their texts, with the kernel of each
     fast: bool = False
     given: frozenset[int] = frozenset()  # positions of the numbers of `body` that the machine code reads from the table of sizes
+    extents: tuple[int, ...] = ()        # values of the open ones among them, by number
     flags: tuple[str, ...] = ()          # of the compiler, beside those that all texts have
 
     @property
     def compiled(self) -> str:
         """The text of the machine code, in which only the names of functions are others: several regions are in one file."""
-        return with_helpers(parted(self.body).reading(self.given)) if self.given else self.text
+        return with_helpers(self.parted.reading(self.given)) if self.given else self.text
+
+    @cached_property
+    def parted(self) -> Parted:
+        """`body` in parts."""
+        return parted(self.body)
 
     @property
     def sizes(self) -> tuple[Union[int, float], ...]:
         """What the table that it reads holds."""
-        return parted(self.body).values(self.given)
+        return self.parted.values(self.given, self.extents)
 
 
 @dataclass

@@ -17,13 +17,13 @@ from ..codegen.calls import call_of
 from ..codegen.cost import length
 from ..codegen.kernel import CannotLower
 from ..codegen.source import Source, source_of
-from ..errors import FallbackWarning
+from ..errors import FallbackWarning, UnsupportedError
 from ..ir.symbol import Symbol
 from ..ir.trace import BoundSymbol
 from ..options import check_traces
 from .fusible import MOST_CALLS, can_lower, why_not_lowered
 from .kernel_cache import CompilerError, HungCompiler, KernelCache, Library, NoCompiler, machine
-from .launch import compiled_region
+from .launch import OpenRegion, compiled_region
 from .registry import Executor
 from .shared_code import Code, SharedCode
 
@@ -50,7 +50,8 @@ class CpuExecutor(Executor):
 
     def __init__(self, *, allow_single_op_fusion: bool = False, kernel_cache: Optional[str] = None,
                  max_region_ops: int = MOST_CALLS, share_code: bool = True) -> None:
-        self.allow_single_op_fusion, self.max_region_ops, self.share_code = allow_single_op_fusion, max_region_ops, share_code
+        self.allow_single_op_fusion, self.max_region_ops = allow_single_op_fusion, max_region_ops
+        self.share_code = self.takes_open_sizes = share_code
         self.cache = KernelCache(kernel_cache)
         self.broken = False                                    # there is no compiler that works: said once
         self.refused: WeakSet[BoundSymbol] = WeakSet()         # calls that the compiler failed on
@@ -109,9 +110,17 @@ class CpuExecutor(Executor):
     def finishing(self, regions: list[BoundSymbol]) -> Iterator[Callable[[], Optional[list[BoundSymbol]]]]:
         """Compiled, all at a time, from now on. The calls of regions that the compiler fails on are not fused."""
         sources = [r.sym.fn.source for r in regions]
-        codes = self.shared.codes(regions, sources) if self.share_code else [Code(s.body) for s in sources]
+        codes = self._codes(regions, sources)
         with self.cache.building([c.body for c in codes]) as built:
             yield lambda: self._compiled(regions, sources, codes, built)
+
+    def _codes(self, regions: list[BoundSymbol], sources: list[Source]) -> list[Code]:
+        """The text to compile for each region: extents are read from a table, and so are sizes that have changed."""
+        opened = [any(p.has_open_sizes for p in (*r.tensor_args, *r.tensor_outputs)) for r in regions]
+        settled = [(r, s) for r, s, is_open in zip(regions, sources, opened) if not is_open]
+        shared = iter(self.shared.codes(*zip(*settled)) if self.share_code and settled else [Code(s.body) for _, s in settled])
+        return [Code(s.parted.reading(s.parted.open), given=s.parted.open, open=True) if is_open else next(shared)
+                for s, is_open in zip(sources, opened)]
 
     def _compiled(self, regions: list[BoundSymbol], sources: list[Source], codes: list[Code],
                   built: Callable[[], list]) -> Optional[list[BoundSymbol]]:
@@ -119,11 +128,14 @@ class CpuExecutor(Executor):
         failed = [(r, error) for r, error in zip(regions, libraries) if isinstance(error, CompilerError)]
         if not failed:
             made = [replace(s, given=c.given, flags=self.cache.more) for s, c in zip(sources, codes)]
-            return [replace(r, sym=Symbol(r.sym.name, compiled_region(r, source, library, code.sizes)))
+            return [replace(r, sym=Symbol(r.sym.name, OpenRegion(source, library) if code.open else
+                                          compiled_region(r, source, library, code.sizes)))
                     for r, source, library, code in zip(regions, made, libraries, codes)]
         error = failed[0][1]
         if check_traces():
             raise error
+        if any(c.open for c in codes) and not isinstance(error, HungCompiler):
+            raise UnsupportedError("the C compiler fails on sizes that are open") from error
         self.broken = self.broken or isinstance(error, HungCompiler) or not self.cache.compiler_works()
         self.refused.update(b for r, _ in failed for b in r.subsymbols if not call_of(b).is_view)
         _say(error, next((f" (for {b.source})" for b in failed[0][0].subsymbols if b.source.file), ""))

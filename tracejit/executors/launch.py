@@ -6,7 +6,7 @@ Done by a launcher in C, one for all regions, where torch tells it how to find a
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -15,10 +15,12 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ..codegen.kernel import MESSAGES
+from ..codegen.sizes import table
 from ..codegen.source import ENTRY, Source
 from ..errors import TraceError
 from ..ir.prims import restride
 from ..ir.proxy import TensorProxy
+from ..ir.settling import Settling
 from ..ir.trace import BoundSymbol
 from ..options import check_traces
 from ..torch_private import tensor_data_function
@@ -60,6 +62,21 @@ class CompiledRegion:
             raise TraceError(f"{args[n]!r} came as {tuple(given[n].shape)} stride {given[n].stride()}: the call that makes it lays it out "
                              "otherwise than its fake implementation (torch.library.register_fake) tells", where=line)
         self.launch = lambda *now: launch(*(restride(t, args[k].shape, args[k].stride) if k in odd else t for k, t in enumerate(now)))
+
+
+@dataclass(frozen=True, eq=False)
+class OpenRegion:
+    """A region compiled for open sizes. `at(region, settling)` is what runs it for some."""
+
+    source: Source
+    library: Library
+
+    def at(self, region: BoundSymbol, settling: Settling) -> CompiledRegion:
+        kernels = tuple(replace(k, **{n: settling.leaf(getattr(k, n)) for n in ("bytes_read", "bytes_written", "operations")})
+                        for k in self.source.kernels)
+        source = replace(self.source, made={s: settling.leaf(p) for s, p in self.source.made.items()}, kernels=kernels,
+                         threads=settling.leaf(self.source.threads), extents=settling.texts)
+        return compiled_region(region, source, self.library, table(self.source.parted.values(source.given, source.extents)))
 
 
 def _as_described(t: torch.Tensor, p: TensorProxy) -> bool:

@@ -42,6 +42,7 @@ class Executor:
     allow_single_op_fusion: bool = False      # a region of one call (and its views) is worth a kernel
     max_region_ops: int = 400                 # calls of a region, views not counted
     postpones_copies: bool = False            # the last call of a region may be a `copy_` to memory that the region reads elsewhere
+    takes_open_sizes: bool = False            # sizes may be extents (`tracejit.ir.extents`), for which a call is not compiled anew
     passes_over_long_rows: bool = False       # a region may reduce few, long rows and need them again
 
     def available(self) -> bool:

@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import Optional, Sequence
 
-from ..codegen.sizes import Parted, parted
+from ..codegen.sizes import Parted, parted, table
 from ..codegen.source import Source
 from ..ir.trace import BoundSymbol
 from .compile_lock import compile_lock
@@ -25,12 +25,13 @@ _lock = compile_lock()
 @dataclass(frozen=True)
 class Code:
     """body: a text to be compiled; sizes: the table that it reads, b"" if it reads none; given: which numbers of the text that
-    has no table are in it; of: its place and form."""
+    has no table are in it; of: its place and form; open: it is for open sizes, and the table comes with them."""
 
     body: str
     sizes: bytes = b""
     given: Positions = frozenset()
     of: tuple[bytes, bytes] = (b"", b"")
+    open: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class SharedCode:
         place.forms[form] = _Form(text.numbers, given, not given) if known is None else replace(known, given=given)
         while len(place.forms) > MOST_FORMS:
             place.forms.popitem(last=False)
-        return Code(text.reading(given), text.table(given), given, (at, form)) if given else Code(body)
+        return Code(text.reading(given), table(text.values(given)), given, (at, form)) if given else Code(body)
 
 
 def _changed(text: Parted, known: Optional[_Form], kept: set[str]) -> Positions:

@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from ..ir.extents import is_extent
 from ..ir.proxy import TensorProxy, some_number
 from ..ir.trace import BoundSymbol
 from ..torch_private import is_composite
@@ -23,6 +24,7 @@ class TorchFallback(Executor):
     """Takes every call."""
 
     name = "torch"
+    takes_open_sizes = True
 
     def can_execute(self, bsym: BoundSymbol) -> bool:
         return True
@@ -41,7 +43,7 @@ class TorchFallback(Executor):
 def _signature(b: BoundSymbol) -> tuple[Hashable, Any]:
     """Kinds of the arguments: what the choice of an overload depends on. Which size, of those above 1, is all the same."""
     flat, spec = tree_flatten((b.args, b.kwargs))
-    kinds = tuple((len(a.shape), a.dtype, a.conj) if isinstance(a, TensorProxy) else (type(a), _hashable(a))
+    kinds = tuple((len(a.shape), a.dtype, a.conj) if isinstance(a, TensorProxy) else (int, 2 if a >= 2 else int(a)) if is_extent(a) else (type(a), _hashable(a))
                   for a in map(some_number, flat))
     return kinds, spec
 

@@ -5,6 +5,7 @@ import torch
 
 from ..errors import TraceError
 from .printer import bound_symbol_text
+from .extents import is_extent
 from .proxy import TensorProxy
 from .symbol import Symbol
 from .trace import BoundSymbol, Trace
@@ -41,7 +42,7 @@ def _wrong(b: BoundSymbol, names: dict[str, TensorProxy]) -> str:
     for o in b.tensor_outputs:
         if o not in b.tensor_args and o.name in names:
             return f"{o.name} is bound twice: give what a new call makes a name of its own"
-        if len(o.shape) != len(o.stride) or any(type(n) is not int or n < 0 for n in o.shape):
+        if len(o.shape) != len(o.stride) or any(type(n) is not int and not is_extent(n) or n < 0 for n in o.shape):
             return f"{o.name} has shape {o.shape} and stride {o.stride}: both are whole numbers, one for each dim"
         if not isinstance(o.dtype, torch.dtype):
             return f"{o.name} has no dtype: give its proxy a torch.dtype"

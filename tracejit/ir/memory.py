@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from .cached import cached_property
+from .extents import is_extent
 
 EXACT_LIMIT = 1 << 16     # elements: up to here ask which bytes, beyond it ask which interval (a conservative answer)
 
@@ -24,6 +25,11 @@ class ByteRegion:
     @cached_property
     def numel(self) -> int:
         return math.prod(self.size)
+
+    @cached_property
+    def counted(self) -> bool:
+        """Are there few elements, and is it known for all calls which bytes they are?"""
+        return not any(map(is_extent, (self.offset, *self.size, *self.stride))) and self.numel <= EXACT_LIMIT
 
     @cached_property
     def end(self) -> int:
@@ -44,7 +50,7 @@ class ByteRegion:
         reach = self.itemsize
         for stride, n in sorted((s, n) for n, s in zip(self.size, self.stride) if n > 1):
             if stride < reach:
-                return self.numel > EXACT_LIMIT or len(_addresses(self)) != self.numel * self.itemsize
+                return not self.counted or len(_addresses(self)) != self.numel * self.itemsize
             reach = stride * (n - 1) + reach
         return False
 
@@ -80,7 +86,7 @@ def _apart_by_stride(a: ByteRegion, b: ByteRegion) -> bool:
 def _meet(a: ByteRegion, b: ByteRegion) -> bool:
     if _apart_by_stride(a, b):
         return False
-    if a.numel > EXACT_LIMIT or b.numel > EXACT_LIMIT:
+    if not (a.counted and b.counted):
         return True
     return bool(np.intersect1d(_addresses(a), _addresses(b), assume_unique=True).size)
 
@@ -100,5 +106,5 @@ def covers(a: ByteRegion, b: ByteRegion) -> bool:
         return False
     if a == b or a.dense:
         return True
-    return (a.numel <= EXACT_LIMIT and b.numel <= EXACT_LIMIT
+    return (a.counted and b.counted
             and bool(np.isin(_addresses(b), _addresses(a), assume_unique=True).all()))

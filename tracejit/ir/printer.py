@@ -16,6 +16,7 @@ from typing import Any, Callable, Optional
 import torch
 from torch.utils._pytree import tree_map
 
+from .extents import is_extent
 from .proxy import TensorConstant, TensorProxy
 from .symbol import Symbol
 from .torch_names import torch_name
@@ -88,7 +89,7 @@ def value_text(x: Any, scope: Scope) -> str:
         return "..."
     if type(x) is complex:
         return f"complex({x.real!r}, {x.imag!r})"              # repr loses the sign of a zero, and has no name for infj
-    if type(x) in _LITERALS or type(x) is float:
+    if type(x) in _LITERALS or type(x) is float or is_extent(x):
         return repr(x)
     if isinstance(x, _TORCH_LITERALS):
         return str(x)

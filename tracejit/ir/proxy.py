@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .cached import cached_property
+from .extents import as_extent, as_extents, is_extent
 from .memory import ByteRegion, byte_region, overlaps
 
 
@@ -43,6 +44,11 @@ class TensorProxy:
     @cached_property
     def numel(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def has_open_sizes(self) -> bool:
+        """Is a size, a stride or the offset an `Extent`?"""
+        return any(map(is_extent, (*self.shape, *self.stride, self.offset)))
 
     def same_view(self, other: "TensorProxy") -> bool:
         """The same bytes of a storage, in the same order, read the same way."""
@@ -110,8 +116,8 @@ def layout_is_ambiguous(tensors: list[TensorProxy]) -> bool:
 
 def proxy_of(name: str, tensor: torch.Tensor, storage: int) -> TensorProxy:
     """The proxy for `tensor` (real, fake or meta) as it is now."""
-    return TensorProxy(name, tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, storage,
-                       tensor.storage_offset(), tensor.is_conj(), tensor.is_neg(), tensor.requires_grad)
+    return TensorProxy(name, as_extents(tensor.shape), as_extents(tensor.stride()), tensor.dtype, tensor.device, storage,
+                       as_extent(tensor.storage_offset()), tensor.is_conj(), tensor.is_neg(), tensor.requires_grad)
 
 
 def some_number(x: Any) -> Any:

@@ -8,11 +8,12 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..ir.alike import metadata_key, structure_key
+from ..ir.extents import settled
 from ..ir.proxy import TensorConstant, TensorProxy, layout_is_ambiguous, proxy_of, some_number
 from ..ir.symbol import Symbol
 from ..ir.trace import NOWHERE, BoundSymbol, Modes
 from ..ir.trees import flat_leaves, with_leaves
-from ..torch_private import conj_view, neg_view
+from ..torch_private import conj_view, neg_view, kernels_for_open_sizes
 
 
 class Builder:
@@ -76,7 +77,8 @@ class Builder:
         homes = {s.untyped_storage()._cdata: k for k, (s, a) in enumerate(zip(stands, flat))
                  if isinstance(s, torch.Tensor) and isinstance(a, TensorProxy)}
         meta_args, meta_kwargs = with_leaves((args, kwargs), stands)
-        leaves, spec = tree_flatten(sym.fn(*meta_args, **meta_kwargs))
+        with kernels_for_open_sizes(stands):
+            leaves, spec = tree_flatten(sym.fn(*meta_args, **meta_kwargs))
         return [_Result(proxy_of("", o, 0), homes.get(o.untyped_storage()._cdata)) if isinstance(o, torch.Tensor) else o
                 for o in leaves], spec
 
@@ -94,7 +96,8 @@ def _stand_in(a: Any, device: str) -> Any:
         return torch.empty_like(a.value, device=device)
     if not isinstance(a, TensorProxy) or a.number:
         return some_number(a)
-    t = torch.empty_strided(a.shape, a.stride, dtype=a.dtype, device=device)
+    shape, stride = (a.shape, a.stride) if device == "meta" else ([*map(settled, n)] for n in (a.shape, a.stride))
+    t = torch.empty_strided(shape, stride, dtype=a.dtype, device=device)
     t = t.zero_() if device == "cpu" else t
     t = conj_view(t) if a.conj else t
     return neg_view(t) if a.neg else t

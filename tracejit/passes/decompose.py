@@ -19,12 +19,14 @@ from ..errors import TraceError
 from ..ir import prims
 from ..ir.alike import metadata_key
 from ..ir.printer import bound_symbol_text
+from ..ir.extents import as_extent, now
 from ..ir.memory import overlaps
 from ..ir.proxy import TensorConstant, TensorProxy, contiguous_stride, is_proxy, proxy_of
 from ..ir.results import told
 from ..ir.symbol import SCHEMAS_THAT_LIE, Symbol, aten_symbol
 from ..ir.trace import BoundSymbol, Trace
 from ..ir.trees import flat_leaves, map_leaves
+from ..torch_private import kernels_for_open_sizes
 from .dce import dce
 from .decompositions import CALLS, ITEM_BY_ITEM, RULES, WRITERS
 
@@ -113,7 +115,7 @@ class Recording:
         self.storages.setdefault(t.untyped_storage()._cdata, p)
 
     def proxy(self, t: Any) -> Any:
-        return self.proxies[id(t)] if isinstance(t, torch.Tensor) else number_of(t) or t
+        return self.proxies[id(t)] if isinstance(t, torch.Tensor) else number_of(t) or as_extent(t)
 
     def name(self, t: Any) -> Any:
         """The proxy of a result."""
@@ -173,7 +175,10 @@ class _Recorder(TorchDispatchMode):
             made = tuple(r and torch.empty_strided(r[0], r[1], dtype=r[2], device="meta") for r in results)
             return made if len(made) > 1 else made[0]
         given, named = map_leaves(lambda a: 0.5 if number_of(a) is not None else a, (args, kwargs))
-        out = sym.overload(*given, **named)
+        if sym.pointwise:                                      # results have the same metadata for all values of operands
+            given, named = map_leaves(now, (given, named))
+        with kernels_for_open_sizes(flat_leaves((*given, *named.values()))):
+            out = sym.overload(*given, **named)
         made = flat_leaves((out,))
         if rule is not None and not any(isinstance(t, torch.Tensor) and t.untyped_storage()._cdata in self.recording.storages for t in made):
             rule.note(made)

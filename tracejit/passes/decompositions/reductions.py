@@ -28,7 +28,9 @@ def sum_of_few_columns(x, dim, keepdim=False, *, dtype=None):
     leading = sorted(d % max(x.dim(), 1) for d in dims) == list(range(len(dims))) and 0 < len(dims) < x.dim()
     if not leading or dtype is not None or x.dtype not in (torch.float32, torch.float64) or not x.is_contiguous():
         return NotImplemented
-    beside = 1 << max(256 // max(columns, 1), 1).bit_length() - 1
+    beside = 1
+    while 0 < columns and 2 * beside * columns <= 256:
+        beside *= 2
     if not 0 < columns < 32 or rows < MANY_ROWS or rows % (SHARES * beside):
         return NotImplemented
     parts = x.view(SHARES, rows // (SHARES * beside), beside * columns).sum(1)

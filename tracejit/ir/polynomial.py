@@ -1,0 +1,244 @@
+"""Polynomials over sizes: `2*s0 + 1`, with quotients and remainders as atoms of their own.
+
+Equal polynomials have equal terms, so most questions about sizes (is this the same shape? is that contiguous?) are answered for all
+sizes at once. `sign` answers more: every size is at least `SMALLEST`.
+"""
+from __future__ import annotations
+
+import itertools
+import math
+from functools import lru_cache
+from typing import Callable, Iterator, Mapping, Optional, Union
+
+from .cached import cached_property
+
+SMALLEST = 2                 # 0 and 1 are sizes of their own kind: such a dim is never open
+_numbers = itertools.count()
+
+
+class Size:
+    """A size that is left open, in one capture."""
+
+    __slots__ = ("name", "order")
+
+    def __init__(self, name: str) -> None:
+        self.name, self.order = name, (0, next(_numbers), "")
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Rest:
+    """`dividend // divisor` or `dividend % divisor` where no polynomial says it."""
+
+    __slots__ = ("op", "dividend", "divisor", "order")
+
+    def __init__(self, op: str, dividend: "Polynomial", divisor: "Polynomial") -> None:
+        self.op, self.dividend, self.divisor = op, dividend, divisor
+        self.order = 1, 0, f"{op} {dividend.key} {divisor.key}"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Rest and self.order == other.order
+
+    def __hash__(self) -> int:
+        return hash(self.order)
+
+    def __repr__(self) -> str:
+        return f"({_operand(self.dividend)} {self.op} {_operand(self.divisor)})"
+
+
+def _operand(p: "Polynomial") -> str:
+    return f"({p!r})" if len(p.terms) > 1 or p.terms and next(iter(p.terms.values())) < 0 else repr(p)
+
+
+Atom = Union[Size, Rest]
+Term = tuple[Atom, ...]      # the atoms of a product, in order; () of a constant
+
+
+class Polynomial:
+    """A sum of products, each with a factor: `terms`."""
+
+    def __init__(self, terms: Mapping[Term, int]) -> None:
+        self.terms = {t: c for t, c in terms.items() if c}
+
+    @classmethod
+    def of(cls, n: Union[int, Atom]) -> "Polynomial":
+        return cls({(): n} if isinstance(n, int) else {(n,): 1})
+
+    @cached_property
+    def key(self) -> tuple:
+        return tuple(sorted((tuple(a.order for a in t), c) for t, c in self.terms.items()))
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Polynomial and self.terms == other.terms
+
+    @property
+    def constant(self) -> Optional[int]:
+        """The number that it is for all sizes, or None."""
+        return self.terms.get((), 0) if self.terms.keys() <= {()} else None
+
+    def __add__(self, other: "Polynomial") -> "Polynomial":
+        made = dict(self.terms)
+        for t, c in other.terms.items():
+            made[t] = made.get(t, 0) + c
+        return Polynomial(made)
+
+    def __neg__(self) -> "Polynomial":
+        return Polynomial({t: -c for t, c in self.terms.items()})
+
+    def __sub__(self, other: "Polynomial") -> "Polynomial":
+        return self + -other
+
+    def __mul__(self, other: "Polynomial") -> "Polynomial":
+        made: dict[Term, int] = {}
+        for (t, c), (u, d) in itertools.product(self.terms.items(), other.terms.items()):
+            product = tuple(sorted(t + u, key=lambda a: a.order)) if t and u else t or u
+            made[product] = made.get(product, 0) + c * d
+        return Polynomial(made)
+
+    def __floordiv__(self, other: "Polynomial") -> "Polynomial":
+        """Rounded down, as Python's."""
+        whole, rest, done = self._divided(other)
+        return whole if done else whole + Polynomial.of(Rest("//", rest, other))
+
+    def __mod__(self, other: "Polynomial") -> "Polynomial":
+        """With the sign of the divisor, as Python's."""
+        _, rest, done = self._divided(other)
+        return rest if done else Polynomial.of(Rest("%", rest, other))
+
+    def _divided(self, other: "Polynomial") -> tuple["Polynomial", "Polynomial", bool]:
+        """(p, r, done) such that self is p * other + r; done: 0 <= r < other for all sizes."""
+        whole, rest = self._taken_out(other)
+        if sign(-rest) > 0 and sign(rest + other) >= 0:
+            whole, rest = whole - Polynomial.of(1), rest + other
+        return whole, rest, not rest.terms or sign(rest) >= 0 and sign(other - rest) > 0
+
+    def _taken_out(self, other: "Polynomial") -> tuple["Polynomial", "Polynomial"]:
+        """(p, r) such that self is p * other + r: what a divisor of one term takes out."""
+        if len(other.terms) != 1:
+            return (Polynomial.of(1), Polynomial({})) if self == other else (Polynomial({}), self)
+        (atoms, factor), = other.terms.items()
+        whole, rest = {}, {}
+        for t, c in self.terms.items():
+            left = _without(t, atoms)
+            if left is None:
+                rest[t] = c
+            else:
+                whole[left], rest[t] = c // factor, c % factor
+        return Polynomial(whole), Polynomial(rest)
+
+    def at(self, sizes: Mapping[Size, int]) -> int:
+        """Its value. ZeroDivisionError where a quotient has none."""
+        return sum(c * math.prod(_value(a, sizes) for a in t) for t, c in self.terms.items())
+
+    @cached_property
+    def sizes(self) -> frozenset[Size]:
+        """Those that it depends on."""
+        return frozenset(_sizes(self))
+
+    def __repr__(self) -> str:
+        ordered = sorted(self.terms.items(), key=lambda item: (not item[0], [a.order for a in item[0]]))
+        texts = ["*".join([*([str(c)] if c != 1 or not t else []), *map(repr, t)]) for t, c in ordered]
+        return " + ".join(texts).replace("+ -", "- ") or "0"
+
+
+def _without(term: Term, atoms: Term) -> Optional[Term]:
+    """The term divided by these atoms, or None."""
+    left = list(term)
+    for a in atoms:
+        if a not in left:
+            return None
+        left.remove(a)
+    return tuple(left)
+
+
+def _value(a: Atom, sizes: Mapping[Size, int]) -> int:
+    if isinstance(a, Size):
+        return sizes[a]
+    dividend, divisor = a.dividend.at(sizes), a.divisor.at(sizes)
+    return dividend // divisor if a.op == "//" else dividend % divisor
+
+
+def _sizes(p: Polynomial) -> Iterator[Size]:
+    for a in itertools.chain.from_iterable(p.terms):
+        if isinstance(a, Size):
+            yield a
+        else:
+            yield from _sizes(a.dividend)
+            yield from _sizes(a.divisor)
+
+
+@lru_cache(1 << 12)
+def sign(p: Polynomial) -> float:
+    """1: positive for all sizes; 0: never negative, and not always positive as far as one sees; -1: neither is known; always 0 is 0."""
+    low = _least(p)
+    return -1 if low is None or low < 0 else 1 if low > 0 else 0
+
+
+def _least(p: Polynomial) -> Optional[int]:
+    """A bound from below; None where a term may fall without end.
+
+    In atoms less what they are at least, a polynomial without negative factors grows.
+    """
+    total: dict[Term, int] = {}
+    for t, c in p.terms.items():
+        made = Polynomial.of(c)
+        for a in t:
+            low = _lowest(a)
+            if low is None:
+                return None
+            made = made * Polynomial({(a,): 1, (): low})
+        for u, d in made.terms.items():
+            total[u] = total.get(u, 0) + d
+    if any(c < 0 for t, c in total.items() if t):
+        return None
+    return total.get((), 0)
+
+
+def _lowest(a: Atom) -> Optional[int]:
+    """A bound that is not negative, from below; None where there is none."""
+    if isinstance(a, Size):
+        return SMALLEST
+    low = _least(a.dividend)
+    if sign(a.divisor) <= 0 or a.op == "//" and (low is None or low < 0):
+        return None
+    return low // a.divisor.constant if a.op == "//" and a.divisor.constant else 0
+
+
+def decided(p: Polynomial, zero: bool) -> Optional[bool]:
+    """Is p 0 (zero), or is it positive? None: that depends on the sizes."""
+    if p.constant is not None:
+        return p.constant == 0 if zero else p.constant > 0
+    if sign(p) > 0:
+        return not zero
+    if sign(-p) > 0 or not zero and sign(-p) == 0:
+        return False
+    if zero and (constant := p.terms.get((), 0)):
+        factors = math.gcd(*(c for t, c in p.terms.items() if t))
+        return False if constant % factors else None
+    return None
+
+
+def pinned(p: Polynomial) -> Optional[Size]:
+    """The size that has one value, or few, where p is 0; None where many will do."""
+    atoms = set(itertools.chain.from_iterable(p.terms))
+    return next(iter(p.sizes)) if len(atoms) == len(p.sizes) == 1 and p.sizes == atoms else None
+
+
+def condition(relations: Mapping[tuple[Polynomial, bool], bool]) -> Callable[[Mapping[Size, int]], bool]:
+    """Do all these hold? relations: as asked of `decided`, with the outcome."""
+    asked = list(relations.items())
+
+    def holds(sizes: Mapping[Size, int]) -> bool:
+        try:
+            return all((p.at(sizes) == 0 if zero else p.at(sizes) > 0) is outcome for (p, zero), outcome in asked)
+        except ZeroDivisionError:                              # a quotient that the program did not form for such sizes
+            return False
+    return holds
