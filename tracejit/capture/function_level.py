@@ -27,12 +27,14 @@ from ..ir.trace import NOWHERE, BoundSymbol, SourceLine
 from ..torch_private import (function_modes_see, saved_tensor_hooks, set_grad_mode, tensor_set,
                              unseen_by_function_modes)
 from .handlers import OWN_PATH, refuse_exception_handlers
-from .fakes import Fakes, is_fake, real_tensors
+from .fakes import Fakes, is_fake
 from .numbers import as_number, number_of
 from .gradients_inside import RecordedNode
 from .hook import unprofiled
 from .lines import user_line
+from .open_indices import view_of
 from .recorder import Recorder, current_modes
+from .scratch import order_shows
 from .sites import compared_at
 from .keys import MISSING
 from .structure import PLAIN
@@ -137,6 +139,9 @@ class FunctionLevel(TorchFunctionMode):
             return RecordedStorage(self, self._fake(args[0]))
         if func is _T.is_set_to:
             return _is_set_to(self._fake(args[0]), self._fake(args[1]))
+        view = view_of(func, args, self)
+        if view is not None:
+            return view if func is _T.__getitem__ else self.call(func, (view, ..., *args[2:]), kwargs)
         return self.call(func, args, kwargs, calls_back=_is_function_apply(func))
 
     def call(self, func: Callable, args: tuple, kwargs: dict, *, calls_back: bool = False) -> Any:
@@ -145,7 +150,7 @@ class FunctionLevel(TorchFunctionMode):
         operands = flat[:2]
         flat = [self._fake(a) if isinstance(a, _T) else a for a in flat]
         if func in _REFLECTED and is_fake(operands[0]) and isinstance(operands[1], _T) and not is_fake(operands[1]):
-            if layout_is_ambiguous([self.recorder.proxy(a) for a in flat]) and _order_shows(*flat) and _reflected(*operands):
+            if layout_is_ambiguous([self.recorder.proxy(a) for a in flat]) and order_shows(*flat) and _reflected(*operands):
                 func, flat = _REFLECTED[func], flat[::-1]
         args, kwargs = tree_unflatten(flat, spec)
         if self.inside:                                       # within a call that is recorded as one: fakes throughout
@@ -380,13 +385,6 @@ def _reflected(fake: torch.Tensor, real: torch.Tensor) -> bool:
         raise UnsupportedError("a comparison whose operands are laid out differently: "
                                "make one of them contiguous before", where=str(user_line()))
     return left is real or right is fake
-
-
-def _order_shows(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Do the strides of a comparison's result depend on which operand comes first?"""
-    with real_tensors():
-        x, y = (torch.empty_strided(t.shape, t.stride()) for t in (a, b))
-        return (x == y).stride() != (y == x).stride()
 
 
 def _is_set_to(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -227,3 +227,10 @@ def _other_dtypes(sym: Symbol, results: Iterable[tuple[Any, Any]]) -> Optional[t
 
 def _of_dtype(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return t if t.dtype is dtype else new_fake(t.fake_mode, t.shape, t.stride(), dtype, t.device)
+
+
+def order_shows(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Do the strides of a comparison's result depend on which operand comes first?"""
+    with real_tensors():
+        x, y = (torch.empty_strided(t.shape, t.stride()) for t in (a, b))
+        return (x == y).stride() != (y == x).stride()

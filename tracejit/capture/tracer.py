@@ -80,7 +80,7 @@ def capture(fn: Callable, call: CallInputs, name: str, places: Places = Places()
 
     UnsupportedError when the recording cannot be trusted; errors of the program come through.
     """
-    recording = _Capture(fn, call, name, opening.shapes if opening is not None else None)
+    recording = _Capture(fn, call, name, opening)
     try:
         numbers = recording.number_inputs(places)
         with places.hold(numbers, call) as (args, kwargs):
@@ -91,9 +91,9 @@ def capture(fn: Callable, call: CallInputs, name: str, places: Places = Places()
 
 
 class _Capture:
-    def __init__(self, fn: Callable, call: CallInputs, name: str, opened: Optional[dict[int, tuple]]) -> None:
-        self.fn, self.inputs, self.name = fn, call, name
-        self.fakes = Fakes(opened)
+    def __init__(self, fn: Callable, call: CallInputs, name: str, opening: Optional[Opening]) -> None:
+        self.fn, self.inputs, self.name, self.opening = fn, call, name, opening
+        self.fakes = Fakes(opening.shapes if opening is not None else None)
         self.level = FunctionLevel(self.fakes, self.add_input, lambda: self.watching())
         self.tensors: list[torch.Tensor] = []
         self.proxies: list[TensorProxy] = []
@@ -226,6 +226,8 @@ class _Capture:
         if self.reads.asks_classes and (self.numbers or any(b.sym.numbers for b in self.level.recorder.bound_symbols)):
             raise UnsupportedError("a number whose class the program may ask for: keep it a tensor, without .item()",
                                    where=self.reads.asks_classes)
+        if self.reads.asks_classes and self.opening is not None and self.opening.relations.given:
+            raise UnsupportedError("sizes that are open, and a class that the program may ask for", where=self.reads.asks_classes)
         if self.level.recorder.half_done:
             raise UnsupportedError(f"the program catches an error of {self.level.recorder.half_done}, which writes many tensors: "
                                    "catch it around the jitted function")
