@@ -130,7 +130,19 @@ def first_calls(opts):
     model = Transformer().eval()
     tokens = torch.randint(1000, (2, 64))
     rows.append(first_call("4-layer transformer, forward", model, lambda: (tokens,), 5, opts))
+    rows.append(first_of_each_size("a layer of it, 200 lengths in turn, once each", Layer(64, 4).eval(),
+                                   [torch.randn(2, length, 64) for length in range(5, 205)], opts))
     return rows
+
+
+def first_of_each_size(name, fn, inputs, opts):
+    """One call with each of these."""
+    def taken(call):
+        return seconds(lambda: [call(x) for x in inputs], ())
+    taken(fn)
+    with tempfile.TemporaryDirectory() as kernels:
+        eager, jitted = taken(fn), taken(compile_with_tracejit(fn, kernels))
+        return Row(name, eager, jitted, taken(compile_with_inductor(fn)) if opts.inductor else None)
 
 
 # -- memory ----------------------------------------------------------------------------------------

@@ -92,3 +92,9 @@ def test_a_result_has_the_dtype_that_the_kernel_gives():
     jitted = tracejit.jit(lambda x: torch.pow(x, True), fallback="error")
     assert jitted(x).dtype is torch.pow(x, True).dtype is jitted.last_traces[-1].tensor_results[0].dtype
     assert tracejit.jit(lambda x: torch.pow(x, 1), fallback="error")(x).dtype is torch.pow(x, 1).dtype
+
+
+def test_strides_over_an_empty_view_name_memory_beyond_it():
+    memory = torch.arange(16)
+    found = tracejit.jit(lambda x: x.as_strided((2, 2), (1, 2)), fallback="error")(memory.as_strided((0, 0), (1, 1)))
+    assert found.tolist() == [[0, 2], [1, 3]] and found.data_ptr() == memory.data_ptr()

@@ -192,7 +192,7 @@ def _ask(sym: Symbol, before: list, spec: Any) -> Any:
 def as_kernel_says(sym: Symbol, before: list, spec: Any, out: Any) -> Any:
     """`out`, what fakes make of a call, of the dtypes that the real kernel gives. Fakes take dtypes that it refuses, and scalars that
     these do not hold, and some tell another number of dims: ask it once for each op and dtypes."""
-    if not _may_run(sym) or any(isinstance(a, (torch.Generator, torch.UntypedStorage)) for a in before):
+    if not _may_run(sym) or sym.over_storage or any(isinstance(a, (torch.Generator, torch.UntypedStorage)) for a in before):
         return out
     key = (sym.overload, tuple((a.dtype, len(a.shape), 0 in a.shape) if isinstance(a, TensorProxy) else _kind(a) for a in map(some_number, before)))
     if key not in _taken:

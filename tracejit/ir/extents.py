@@ -317,20 +317,21 @@ _OF_VALUES = ("truediv", "pow", "lshift", "rshift", "and_", "or_", "xor")       
 
 
 def _node_method(op: Callable) -> Callable:
-    return lambda self, other: Node(op(self.p, other.p), op(self.value, other.value), self.relations)
+    def method(self: Node, other: Node) -> Node:
+        if op in (operator.floordiv, operator.mod):
+            other.compares(self.wrap_int(0), "eq")             # whether it raises is asked
+        return Node(op(self.p, other.p), op(self.value, other.value), self.relations)
+    return method
 
 
-def _operator(op: Callable, exact: bool, reflected: bool) -> Callable:
+def _operator(op: Callable, method_of_node: Optional[Callable], reflected: bool) -> Callable:
     def method(self: Extent, other: Any) -> Any:
         if isinstance(other, torch.Tensor):
             return NotImplemented
-        node = _operand(self.node, other) if exact else None
+        node = _operand(self.node, other) if method_of_node is not None else None
         if node is None:
             return op(other, int(self)) if reflected else op(int(self), other)
-        a, b = (node, self.node) if reflected else (self.node, node)
-        if op in (operator.floordiv, operator.mod) and b.compares(b.wrap_int(0), "eq"):
-            return op(a.guard_int(), 0)                        # raises, as it does for ints
-        return _made(type(self), Node(op(a.p, b.p), op(a.value, b.value), a.relations))
+        return _made(type(self), method_of_node(node, self.node) if reflected else method_of_node(self.node, node))
     return method
 
 
@@ -355,4 +356,5 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(Extent, f"__{_name}__", _comparison(_name))
 for _name in (*_POLYNOMIALS, *_OF_VALUES):
     for _reflected in (False, True):
-        setattr(Extent, f"__{'r' * _reflected}{_name.strip('_')}__", _operator(getattr(operator, _name), _name in _POLYNOMIALS, _reflected))
+        setattr(Extent, f"__{'r' * _reflected}{_name.strip('_')}__",
+                _operator(getattr(operator, _name), vars(Node).get(_name) if _name in _POLYNOMIALS else None, _reflected))

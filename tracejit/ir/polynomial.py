@@ -145,8 +145,9 @@ class Polynomial:
 
     def __repr__(self) -> str:
         ordered = sorted(self.terms.items(), key=lambda item: (not item[0], [a.order for a in item[0]]))
-        texts = ["*".join([*([str(c)] if c != 1 or not t else []), *map(repr, t)]) for t, c in ordered]
-        return " + ".join(texts).replace("+ -", "- ") or "0"
+        texts = ["*".join([*([str(c)] if abs(c) != 1 or not t else []), *map(repr, t)]) for t, c in ordered]
+        signed = ["-" * (c == -1 and bool(t)) + text for text, (t, c) in zip(texts, ordered)]
+        return " + ".join(signed).replace("+ -", "- ") or "0"
 
 
 def _without(term: Term, atoms: Term) -> Optional[Term]:

@@ -9,7 +9,6 @@ from .extents import Relations, is_extent
 from .polynomial import Polynomial, Size
 from .proxy import TensorProxy
 from .trace import BoundSymbol, Trace
-from .trees import map_leaves
 
 
 class Settling:
