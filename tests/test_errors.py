@@ -28,7 +28,7 @@ def line_of(fn, text):
 
 # ------------------------------------------------------------------ options
 
-@pytest.mark.parametrize("option", ["fulgraph", "mode", "dynamic", "fallbak"])
+@pytest.mark.parametrize("option", ["fulgraph", "mode", "dynamics", "fallbak"])
 def test_unknown_option_is_named(option):
     with pytest.raises(TypeError, match=option):
         tracejit.jit(lambda x: x, **{option: True})

@@ -252,6 +252,7 @@ def test_what_runs_for_one_size_is_shown_and_what_it_was_made_from_has_open_size
     assert "f32[s0, 12]" in str(jitted.last_traces[1]) and "f32[21, 12]" in str(jitted.last_traces[-1])
     (kernel,) = jitted.kernels
     assert kernel.bytes_read == kernel.bytes_written == 21 * 12 * 4
+    assert "// 252 in this call" in kernel.source and "relu" in kernel.source      # as people read it
 
 
 def test_templates_keep_no_argument_alive():

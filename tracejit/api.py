@@ -31,7 +31,7 @@ from .runtime.call_core import Calls, called_in_c, hits, paused
 from .executors.compile_lock import compile_lock
 from .runtime.entry import Entry, make_entry, trimmed
 from .runtime.program import stack_level
-from .runtime.template import Templates
+from .runtime.template import Templates, fits
 
 if TYPE_CHECKING:                                              # opened when they are asked for
     from .inspection.bisect import Difference
@@ -189,8 +189,9 @@ class CompiledFunction:
             raise
         except Exception as error:                             # the program's own error, of any class: eager shows it
             raise _ProgramError from error
+        fit = opening is None or fits(captured, opening.relations)
         try:
-            return captured, lower(captured, self.options)
+            return captured, lower(captured, self.options) if fit else None
         except EagerRefuses as error:
             raise _ProgramError from error
 
@@ -235,8 +236,7 @@ class CompiledFunction:
         """Forget all entries and counts."""
         self._tables.clear()
         self._eager.clear()
-        self._floats, self._opened, self._closed = FloatArguments(), {}, set()
-        self._templates = Templates(self.options)
+        self._floats, self._opened, self._closed, self._templates = FloatArguments(), {}, set(), Templates(self.options)
         self._calls, self._retraces = Calls(self), Retraces(self.__wrapped__)
         self._hits = self._misses = self._fallbacks = 0
 

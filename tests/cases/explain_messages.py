@@ -252,7 +252,7 @@ def advice_where_one_op_runs_often():
 
 @advised
 def advice_where_entries_are_many():
-    jitted = tracejit.jit(lambda x, n: x * n + 1)
+    jitted = tracejit.jit(lambda x, n: x * n + 1, dynamic=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for n in range(9):

@@ -62,7 +62,7 @@ def result_views(forward: Trace, outputs: tuple, differentiable: tuple[int, ...]
         way = _way(p, makers, ends)
         if way is not None and told.get(p.storage, -1) > forward.bound_symbols.index(way[1][-1][0]):
             root = roots[p.storage]
-            way = _by_strides(p, root) or (way if way[0] is root else None)
+            way = _by_strides(p, root) or (way if way[0] is root or way[0] in forward.inputs else None)
         if way is not None:
             positions = tuple(n for n, o in enumerate(outputs) if o is outputs[k])
             found.append(ResultView(positions, ends[way[0]], way[1]))

@@ -44,7 +44,7 @@ def readable(region: BoundSymbol, source: Union[Source, CudaSource], variables: 
     text = source.body if isinstance(source, Source) else source.text
     for function, kernel in again.functions.items():
         text = text.replace(function, _Function(region, kernel, values[id(kernel)], variables).written(function), 1)
-    return with_helpers(parted(text).reading(source.given, told=True)) if isinstance(source, Source) else text
+    return with_helpers(parted(text).reading(source.given, told=source.sizes)) if isinstance(source, Source) else text
 
 
 class _Function:

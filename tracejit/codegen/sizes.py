@@ -10,7 +10,7 @@ import re
 import struct
 from dataclasses import dataclass
 from sys import intern
-from typing import Collection, Iterable, Sequence, Union
+from typing import Collection, Iterable, Optional, Sequence, Union
 
 from ..ir.cached import cached_property
 
@@ -47,15 +47,15 @@ class Parted:
         shares = {k for k, before in enumerate(self.between[:-1]) if before.endswith("(p, 0, ")}
         return frozenset(threads | {k + 1 for k in threads} | shares)
 
-    def reading(self, given: Collection[int], told: bool = False) -> str:
-        """The text that reads the numbers at these positions from the table; `table` is what belongs into it.
+    def reading(self, given: Collection[int], told: Optional[Sequence[Union[int, float]]] = None) -> str:
+        """The text that reads the numbers at these positions from the table; `values` are what belongs into it.
 
-        told: comments say which numbers these are now.
+        told: the values, which comments tell.
         """
         names = {k: f"given{n}" for n, k in enumerate(sorted(given))}
         text = "".join(part + names.get(k, number) for k, (part, number) in enumerate(zip(self.between, self.numbers)))
         declared = {name: f"  const {_TYPES[_kind(self.numbers[k])]} {name} = {_read(_kind(self.numbers[k]), n)};"
-                          + f"    // {self.numbers[k].rstrip('l')} in this call" * told
+                          + (f"    // {_short(told[n])} in this call" if told is not None else "")
                     for n, (k, name) in enumerate(names.items())}
         return "\n".join(_with_declarations((text + self.between[-1]).split("\n"), declared))
 
@@ -78,6 +78,10 @@ def parted(text: str) -> Parted:
             numbers.append(intern(m[1]))
             end = m.end()
     return Parted((*between, text[end:]), tuple(numbers))
+
+
+def _short(number: Union[int, float]) -> str:
+    return number.hex() if isinstance(number, float) else str(number)
 
 
 def _kind(number: str) -> str:

@@ -116,7 +116,8 @@ class CpuExecutor(Executor):
 
     def _codes(self, regions: list[BoundSymbol], sources: list[Source]) -> list[Code]:
         """The text to compile for each region: extents are read from a table, and so are sizes that have changed."""
-        opened = [any(p.has_open_sizes for p in (*r.tensor_args, *r.tensor_outputs)) for r in regions]
+        opened = [bool(s.parted.open) or any(p.has_open_sizes for p in (*r.tensor_args, *r.tensor_outputs))
+                  for r, s in zip(regions, sources)]
         settled = [(r, s) for r, s, is_open in zip(regions, sources, opened) if not is_open]
         shared = iter(self.shared.codes(*zip(*settled)) if self.share_code and settled else [Code(s.body) for _, s in settled])
         return [Code(s.parted.reading(s.parted.open), given=s.parted.open, open=True) if is_open else next(shared)
@@ -128,7 +129,7 @@ class CpuExecutor(Executor):
         failed = [(r, error) for r, error in zip(regions, libraries) if isinstance(error, CompilerError)]
         if not failed:
             made = [replace(s, given=c.given, flags=self.cache.more) for s, c in zip(sources, codes)]
-            return [replace(r, sym=Symbol(r.sym.name, OpenRegion(source, library) if code.open else
+            return [replace(r, sym=Symbol(r.sym.name, OpenRegion(source, library, r) if code.open else
                                           compiled_region(r, source, library, code.sizes)))
                     for r, source, library, code in zip(regions, made, libraries, codes)]
         error = failed[0][1]

@@ -46,6 +46,7 @@ class CompiledRegion:
     source: Source
     launch: Callable[..., list]
     region: BoundSymbol
+    shown: Optional[BoundSymbol] = None                        # of which the text was written, if not of `region`
 
     def __call__(self, *given: torch.Tensor) -> list:
         odd = [n for n, (t, p) in enumerate(zip(given, self.region.args)) if not _as_described(t, p)]
@@ -70,13 +71,16 @@ class OpenRegion:
 
     source: Source
     library: Library
+    region: BoundSymbol
 
     def at(self, region: BoundSymbol, settling: Settling) -> CompiledRegion:
         kernels = tuple(replace(k, **{n: settling.leaf(getattr(k, n)) for n in ("bytes_read", "bytes_written", "operations")})
                         for k in self.source.kernels)
         source = replace(self.source, made={s: settling.leaf(p) for s, p in self.source.made.items()}, kernels=kernels,
                          threads=settling.leaf(self.source.threads), extents=settling.texts)
-        return compiled_region(region, source, self.library, table(self.source.parted.values(source.given, source.extents)))
+        made = compiled_region(region, source, self.library, table(self.source.parted.values(source.given, source.extents)))
+        made.shown = self.region
+        return made
 
 
 def _as_described(t: torch.Tensor, p: TensorProxy) -> bool:

@@ -57,7 +57,7 @@ class Kernel:
         """Its text, with names and lines of the program. What is compiled has neither: equal kernels are one."""
         if not isinstance(self._compiled, (Source, CudaSource)):
             return self._compiled.text if self.shows_source else ""
-        return readable(self.region, self._compiled, variables(self.program) if self.program is not None else {})
+        return readable(getattr(self.region.sym.fn, "shown", None) or self.region, self._compiled, variables(self.program) if self.program is not None else {})
 
     @property
     def shows_source(self) -> bool:

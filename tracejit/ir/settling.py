@@ -12,10 +12,10 @@ from .trace import BoundSymbol, Trace
 
 
 class Settling:
-    """sizes: the values for which `relations` hold."""
+    """sizes: the values for which `relations` hold; inside: settle what regions are made of, too, which is for people."""
 
-    def __init__(self, relations: Relations, sizes: Mapping[Size, int]) -> None:
-        self.relations, self.sizes = relations, sizes
+    def __init__(self, relations: Relations, sizes: Mapping[Size, int], inside: bool = False) -> None:
+        self.relations, self.sizes, self.inside = relations, sizes, inside
         self._values: dict[Polynomial, int] = {}
         self._proxies: dict[TensorProxy, TensorProxy] = {}
 
@@ -39,11 +39,12 @@ class Settling:
         return self._value(x.node.p) if is_extent(x) else x
 
     def call(self, b: BoundSymbol) -> BoundSymbol:
-        settled = b.renamed(self.leaf)
-        function = b.sym.fn
+        settled, function = b.renamed(self.leaf), b.sym.fn
+        if self.inside and b.subsymbols:
+            settled = replace(settled, subsymbols=tuple(map(self.call, b.subsymbols)))
         return replace(settled, sym=replace(b.sym, fn=function.at(settled, self))) if hasattr(function, "at") else settled
 
     def trace(self, trace: Trace) -> Trace:
-        """The trace that runs; what its regions are made of is not settled."""
+        """The trace that runs."""
         return trace.replace(inputs=tuple(map(self.leaf, trace.inputs)), output=tuple(map(self.leaf, trace.output)),
                              bound_symbols=tuple(map(self.call, trace.bound_symbols)))

@@ -31,10 +31,11 @@ class Template:
     def holds(self) -> Callable[[Mapping[Size, int]], bool]:
         return self.relations.condition()
 
-    def settled(self, values: Sequence[int]) -> Optional[Trace]:
-        """The trace that runs for these sizes, in the order of `Opened.values`; None where the relations do not hold."""
+    def settled(self, values: Sequence[int], inside: bool = False) -> Optional[Trace]:
+        """The trace that runs for these sizes, in the order of `Opened.values`; None where the relations do not hold. inside: as of
+        `Settling`."""
         sizes = dict(zip(self.relations.sizes, values))
-        return Settling(self.relations, sizes).trace(self.final) if self.holds(sizes) else None
+        return Settling(self.relations, sizes, inside).trace(self.final) if self.holds(sizes) else None
 
 
 class Templates:
@@ -63,18 +64,20 @@ class Templates:
 
     def compiled(self, opened: Optional[Opened], call: CallInputs, compile_with: Callable[[Optional[Opening]], tuple[Capture, Any]],
                  failure: type[Exception]) -> tuple[Capture, Any]:
-        """What holds for other sizes, too, unless these are needed. `compile_with` raises UnsupportedError, or `failure`."""
+        """What holds for other sizes, too, unless these are needed. `compile_with` lowers what `fits`; it raises UnsupportedError, or
+        `failure`."""
         while opened is not None:
             opening = opened.opening(call.tensors)
             relations = opening.relations
             try:
                 captured, lowered = compile_with(opening)
-            except (UnsupportedError, failure):
-                captured = None
-            if captured is not None and fits(captured, relations) and not lowered.replayed:
+            except (UnsupportedError, failure):                # as may be for these sizes alone
+                self.sizes.missed(opened)
+                break
+            if lowered is not None and fits(captured, relations):
                 template = Template(captured, lowered.traces[-1], relations)
                 self._add(opened, call, template)
-                return captured, replace(lowered, traces=[*lowered.traces[:-1], template.settled(opened.values)])
+                return captured, replace(lowered, traces=[*lowered.traces[:-1], template.settled(opened.values, inside=True)])
             self.sizes.close(opened, opened.of(relations.needed, relations) or opened.dims)
             opened = self.sizes.opened(call, opened.base[1])
         return compile_with(None)
@@ -90,9 +93,6 @@ class Templates:
             table.add(replace(template.captured.guards, open=frozenset(opened.tensors)), call, [template])
         else:
             templates.append(template)
-
-    def __len__(self) -> int:
-        return sum(len(templates) for table in self.tables.values() for group in table.groups.values() for templates in group.entries.values())
 
 
 def fits(captured: Capture, relations: Relations) -> bool:
