@@ -193,7 +193,7 @@ def test_one_angle_far_away_among_many(fn, watched, threads):
     try:
         for x in (torch.randn(300, 1001), far):
             out, (source,) = compiled(fn, x.clone())
-            torch.testing.assert_close(out, fn(x.clone()), equal_nan=True, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(out, fn(x.clone()), equal_nan=True, rtol=1e-5, atol=1e-4)      # sums of a thousand
     finally:
         torch.set_num_threads(before)
     assert ("_near_f(" in source.text) == watched

@@ -62,7 +62,7 @@ EW double tj_log_core_d(double f, double n, double low) {            /* log(1 + 
 EW double tj_log_d(double x) {
   double y = x < 0x1p-1022 ? x * 0x1p54 : x;                         /* denormals */
   u64 u = tj_bits_of_double(y), t = u - 0x3fe6a09e00000000ul;
-  double n = (double)((i64)t >> 52) - (x < 0x1p-1022 ? 54. : 0.), f = tj_double_of(u - (t & 0xfff0000000000000ul)) - 1.;
+  double n = tj_exponent(t) - (x < 0x1p-1022 ? 54. : 0.), f = tj_double_of(u - (t & 0xfff0000000000000ul)) - 1.;
   double v = tj_log_core_d(f, n, 0.);
   v = x == 0 ? -__builtin_inf() : v; v = x < 0 ? __builtin_nan("") : v;
   return (x == __builtin_inf()) | (x != x) ? x : v;
@@ -71,7 +71,7 @@ EW double tj_log_d(double x) {
 EW double tj_log1p_d(double x) {
   double y = 1. + x, c = x < 1. ? x - (y - 1.) : 1. - (y - x);       /* what the sum lost */
   u64 u = tj_bits_of_double(y), t = u - 0x3fe6a09e00000000ul;
-  double n = (double)((i64)t >> 52), f = n == 0 ? x : tj_double_of(u - (t & 0xfff0000000000000ul)) - 1.;
+  double n = tj_exponent(t), f = n == 0 ? x : tj_double_of(u - (t & 0xfff0000000000000ul)) - 1.;
   double v = tj_log_core_d(f, n, n == 0 ? 0. : c / y);
   v = y == 0 ? -__builtin_inf() : v; v = y < 0 ? __builtin_nan("") : v; v = x == 0 ? x : v;
   return (y == __builtin_inf()) | (y != y) ? y : v;
@@ -114,7 +114,7 @@ EW double tj_cosh_d(double x) {
 EW tj_pair tj_log_pair(double x) {                                   /* log x, relative error 2^-64 */
   double y = x < 0x1p-1022 ? x * 0x1p54 : x;
   u64 u = tj_bits_of_double(y), t = u - 0x3fe6a09e00000000ul;
-  double n = (double)((i64)t >> 52) - (x < 0x1p-1022 ? 54. : 0.), m = tj_double_of(u - (t & 0xfff0000000000000ul));
+  double n = tj_exponent(t) - (x < 0x1p-1022 ? 54. : 0.), m = tj_double_of(u - (t & 0xfff0000000000000ul));
   double f = m - 1., d = m + 1., in = d - 1., lost = (1. - (d - in)) + (m - in);                          /* log m = 2 atanh(f / d) */
   double back = 1. / d, s = f * back, sl = (__builtin_fma(-s, d, f) - s * lost) * back;
   double z = s * s, zl = __builtin_fma(s, s, -z) + 2. * s * sl, p = 2. / 25;
@@ -135,7 +135,7 @@ EW tj_pair tj_log_pair(double x) {                                   /* log x, r
 EW double tj_log_to(double x, double k, double kl, double two, double twol) {   /* log x times k + kl; two + twol: of 2 */
   double y = x < 0x1p-1022 ? x * 0x1p54 : x;
   u64 u = tj_bits_of_double(y), t = u - 0x3fe6a09e00000000ul;
-  double n = (double)((i64)t >> 52) - (x < 0x1p-1022 ? 54. : 0.), f = tj_double_of(u - (t & 0xfff0000000000000ul)) - 1.;
+  double n = tj_exponent(t) - (x < 0x1p-1022 ? 54. : 0.), f = tj_double_of(u - (t & 0xfff0000000000000ul)) - 1.;
   double l = tj_log_core_d(f, 0., 0.), h = n * two, v = h + __builtin_fma(l, k, __builtin_fma(l, kl, __builtin_fma(n, two, -h) + n * twol));
   v = x == 0 ? -__builtin_inf() : v; v = x < 0 ? __builtin_nan("") : v;
   return (x == __builtin_inf()) | (x != x) ? x : v;

@@ -49,7 +49,10 @@ EW float tj_exp_near_f(float x) {                                    /* -80 < x 
   return tj_float_of(tj_bits_of(tj_exp_poly(r)) + (tj_bits_of(z) << 23));
 }
 
-EW double tj_scale(double p, double n) { return p * tj_double_of((u64)((i64)n + 1023) << 52); }
+EW double tj_exponent(u64 t) { return tj_double_of((t ^ 0x8000000000000000ul) >> 52 | 0x4330000000000000ul) - (0x1p52 + 2048.); }   /* (i64)t >> 52 */
+
+EW double tj_power_of_two(double n) { return tj_double_of(tj_bits_of_double(n + (0x1.8p52 + 1023.)) << 52); }     /* whole, -1023 < n < 1024 */
+
 
 EW double tj_expm1_core(double r) {
   double p = 1. / 39916800;
@@ -63,7 +66,7 @@ EW double tj_expm1_wide(double x) {                                  /* of float
   double y = x > 200. ? 200. : x; y = y < -200. ? -200. : y;
   double n = __builtin_rint(y * 1.4426950408889634);
   double r = __builtin_fma(n, -0x1.62e42fefa39efp-1, y); r = __builtin_fma(n, -0x1.abc9e3b39803fp-56, r);
-  double s = tj_double_of((u64)((i64)(n != n ? 0. : n) + 1023) << 52);
+  double s = tj_power_of_two(n);
   return __builtin_fma(s, tj_expm1_core(r), s - 1.);
 }
 
@@ -71,7 +74,7 @@ EW double tj_exp_wide(double x) {
   double y = x > 200. ? 200. : x; y = y < -200. ? -200. : y;
   double n = __builtin_rint(y * 1.4426950408889634);
   double r = __builtin_fma(n, -0x1.62e42fefa39efp-1, y); r = __builtin_fma(n, -0x1.abc9e3b39803fp-56, r);
-  return tj_scale(1. + tj_expm1_core(r), n != n ? 0. : n);
+  return (1. + tj_expm1_core(r)) * tj_power_of_two(n);
 }
 
 EW double tj_atanh_series(double s) {                                /* 2 atanh(s), |s| <= 0.172 */
@@ -83,7 +86,7 @@ EW double tj_atanh_series(double s) {                                /* 2 atanh(
 
 EW double tj_log_wide(double x) {                                    /* of floats and sums of two: no double denormals */
   u64 u = tj_bits_of_double(x), t = u - 0x3fe6a09e00000000ul;
-  double n = (double)((i64)t >> 52), m = tj_double_of(u - (t & 0xfff0000000000000ul)), f = m - 1.;
+  double n = tj_exponent(t), m = tj_double_of(u - (t & 0xfff0000000000000ul)), f = m - 1.;
   double v = __builtin_fma(n, 0.6931471805599453, tj_atanh_series(f / (2. + f)));
   v = x == 0 ? -__builtin_inf() : v; v = x < 0 ? __builtin_nan("") : v;
   return x == __builtin_inf() || x != x ? x : v;
@@ -131,7 +134,7 @@ EW float tj_log10_f(float x) { return tj_log_to_f(x, 0x1.bcb7b2p-2f, -0x1.5b235e
 EW double tj_log1p_wide(double x) {                                  /* of floats, and what else is -1 or larger by more than 2^-53 */
   double y = 1. + x;
   u64 u = tj_bits_of_double(y), t = u - 0x3fe6a09e00000000ul;
-  double n = (double)((i64)t >> 52), m = tj_double_of(u - (t & 0xfff0000000000000ul)), f = n == 0 ? x : m - 1.;
+  double n = tj_exponent(t), m = tj_double_of(u - (t & 0xfff0000000000000ul)), f = n == 0 ? x : m - 1.;
   double v = __builtin_fma(n, 0.6931471805599453, tj_atanh_series(f / (2. + f)));
   v = y == 0 ? -__builtin_inf() : v; v = y < 0 ? __builtin_nan("") : v;
   return (y == __builtin_inf()) | (y != y) ? y : v;
