@@ -1,4 +1,5 @@
 """Sizes that are left open: polynomials, extents, and programs whose one compile is for many sizes."""
+import functools
 import gc
 import operator
 import os
@@ -13,6 +14,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 
 import tracejit
 from tests import test_sizes
+from tests.fuzz import programs, run
 from tracejit.capture.opened import MOST_TRIES
 from tracejit.ir.extents import Extent, Relations, as_extent, as_given, extent_of
 from tracejit.ir.polynomial import SMALLEST, Polynomial, Size, decided, sign
@@ -298,6 +300,15 @@ def test_large_sizes_are_open_too(threads):
     finally:
         torch.set_num_threads(before)
     assert jitted.cache_info().misses <= 4
+
+
+@pytest.mark.parametrize("dynamic", (None, True))
+def test_random_programs_are_for_many_sizes(dynamic):
+    options = programs.Options(sizes=True)
+    for index in range(300 if os.environ.get("TRACEJIT_TEST_ALL") else 12):
+        program = run.draw(40, index, options)
+        outcome = run.judge(program, functools.partial(tracejit.jit, fallback="error", dynamic=dynamic), tolerant=True)
+        assert outcome.kind in ("same", "rounded", "unsupported"), program.source
 
 
 # ------------------------------------------------------------ every op

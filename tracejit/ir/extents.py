@@ -24,7 +24,8 @@ class Relations:
     """What one compile assumes of the sizes that it leaves open.
 
     sizes: each with its value in this call; needed: those of which somebody took the value; asked: (polynomial, is it asked whether it
-    is 0 or whether it is positive) -> the answer; texts: polynomials that stand in the text of kernels, by number.
+    is 0 or whether it is positive) -> the answer; texts: polynomials that stand in the text of kernels, by number; given: the integers
+    that the program had.
     """
 
     def __init__(self, sizes: Mapping[Size, int]) -> None:
