@@ -8,7 +8,6 @@ Values are compared by identity (plain ones by type and value), never with `==`.
 from __future__ import annotations
 
 import collections
-import types
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Hashable, Iterator
 

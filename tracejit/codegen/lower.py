@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Callable, Iterable, Iterator, Optional
+from typing import Callable, Iterator, Optional
 
 from ..ir.proxy import TensorProxy
 from .calls import Call, Region
 from .cost import count, weight
 from .index import ZERO, Index, Quotient, Remainder, Var, atoms, combine, disjoint, flatten, unflatten, variable
-from .kernel import HEAVY, Buffer, CannotLower, Expr, Kernel, Reduction, Stage, Store, below, closure, variables
+from .kernel import Buffer, CannotLower, Expr, Kernel, Reduction, Stage, Store, below, closure, variables
 from .ops import row_of
 from .postponed import postponed
 from .reductions import reduced_dims

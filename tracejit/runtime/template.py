@@ -75,6 +75,7 @@ class Templates:
                 self.sizes.missed(opened)
                 break
             if lowered is not None and fits(captured, relations):
+                relations.given.clear()
                 template = Template(captured, lowered.traces[-1], relations)
                 self._add(opened, call, template)
                 return captured, replace(lowered, traces=[*lowered.traces[:-1], template.settled(opened.values, inside=True)])
