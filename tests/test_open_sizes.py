@@ -305,7 +305,7 @@ def test_large_sizes_are_open_too(threads):
 @pytest.mark.parametrize("dynamic", (None, True))
 def test_random_programs_are_for_many_sizes(dynamic):
     options = programs.Options(sizes=True)
-    for index in range(300 if os.environ.get("TRACEJIT_TEST_ALL") else 12):
+    for index in range(300 if os.environ.get("TRACEJIT_TEST_ALL") else 8):
         program = run.draw(40, index, options)
         outcome = run.judge(program, functools.partial(tracejit.jit, fallback="error", dynamic=dynamic), tolerant=True)
         assert outcome.kind in ("same", "rounded", "unsupported"), program.source
@@ -316,7 +316,7 @@ def test_random_programs_are_for_many_sizes(dynamic):
 OPS = [op for op in op_db if torch.float32 in op.dtypes and not op.name.startswith(("sparse", "jiterator", "masked.", "empty", "new_empty"))]
 
 
-@pytest.mark.parametrize("op", OPS if os.environ.get("TRACEJIT_TEST_ALL") else OPS[::9], ids=lambda op: op.formatted_name)
+@pytest.mark.parametrize("op", OPS if os.environ.get("TRACEJIT_TEST_ALL") else OPS[::30], ids=lambda op: op.formatted_name)
 def test_every_op_takes_open_sizes_or_closes_them(op):
     def call(sample):
         return op(sample.input, *sample.args, **sample.kwargs)
