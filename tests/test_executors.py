@@ -326,13 +326,14 @@ def test_choosing_runs_nothing_and_leaves_no_mode_behind():
 # ------------------------------------------------------------------ options
 
 @pytest.mark.compiler
-def test_options_make_the_executor_anew():
-    x = torch.randn(64)
-    one = tracejit.jit(lambda x: x.exp(), executors=["cpu"], fallback="error",
-                       executor_options={"cpu": {"allow_single_op_fusion": True}})
-    none = tracejit.jit(lambda x: x.exp(), executors=["cpu"], fallback="error")
-    assert torch.allclose(one(x), x.exp()) and torch.equal(none(x), x.exp())
-    assert (len(one.last_traces[-1].regions), len(none.last_traces[-1].regions)) == (1, 0)
+@pytest.mark.parametrize("alone, regions", [(False, (0, 0, 0)), (None, (1, 0, 0)), (True, (1, 1, 1))])
+def test_options_say_which_calls_are_kernels_by_themselves(alone, regions):
+    def fused(fn, dtype):
+        x = torch.randn(64, dtype=dtype)
+        jfn = tracejit.jit(fn, executors=["cpu"], fallback="error", executor_options={"cpu": {"allow_single_op_fusion": alone}})
+        torch.testing.assert_close(jfn(x), fn(x))
+        return len(jfn.last_traces[-1].regions)
+    assert (fused(torch.exp, torch.float32), fused(torch.relu, torch.float32), fused(torch.exp, torch.float64)) == regions
 
 
 @pytest.mark.parametrize("options, message", [

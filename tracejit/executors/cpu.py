@@ -14,7 +14,7 @@ from weakref import WeakSet
 import torch
 
 from ..codegen.calls import call_of
-from ..codegen.cost import length
+from ..codegen.cost import is_costly, length
 from ..codegen.kernel import CannotLower
 from ..codegen.source import Source, source_of
 from ..errors import FallbackWarning, UnsupportedError
@@ -33,7 +33,7 @@ LONGEST = 800                # instructions of one region: fifty costly ones tak
 class CpuExecutor(Executor):
     """Fuses calls on CPU tensors.
 
-    allow_single_op_fusion: make a kernel of a region of one call too.
+    allow_single_op_fusion: make a kernel of a region of one call too; None: of one that computes a costly function of floats, as `gelu`.
     kernel_cache: the directory of compiled kernels; None: the user's cache directory.
     max_region_ops: a region has no more calls, views not counted.
     share_code: sizes that have changed are no constants of the compiled code, so that further sizes need no compiler; False: the
@@ -48,7 +48,7 @@ class CpuExecutor(Executor):
     name = "cpu"
     postpones_copies = True
 
-    def __init__(self, *, allow_single_op_fusion: bool = False, kernel_cache: Optional[str] = None,
+    def __init__(self, *, allow_single_op_fusion: Optional[bool] = None, kernel_cache: Optional[str] = None,
                  max_region_ops: int = MOST_CALLS, share_code: bool = True) -> None:
         self.allow_single_op_fusion, self.max_region_ops = allow_single_op_fusion, max_region_ops
         self.share_code = self.takes_open_sizes = share_code
@@ -89,10 +89,8 @@ class CpuExecutor(Executor):
 
     def fuse(self, region: BoundSymbol) -> Optional[BoundSymbol]:
         """The region with a function that runs it, or None."""
-        if self.broken or len(region.subsymbols) == 1 and not self.allow_single_op_fusion:
-            return None
-        most = self.max_region_ops
-        if len(region.subsymbols) > most and sum(not call_of(b).is_view for b in region.subsymbols) > most:
+        calls = sum(bool(b.tensor_args) and not call_of(b).is_view for b in region.subsymbols)
+        if self.broken or calls > self.max_region_ops or calls == 1 and self.allow_single_op_fusion is False:
             return None
         try:
             source = source_of(region, self.fast)
@@ -102,6 +100,8 @@ class CpuExecutor(Executor):
             if check_traces():
                 raise
             return None
+        if calls <= 1 and self.allow_single_op_fusion is None and not any(map(is_costly, source.kernels)):
+            return None                                        # memory bounds it, and torch's own is as fast
         if length(source.kernels) > LONGEST and len(region.subsymbols) > 1:
             return None                                        # two kernels compile sooner
         return replace(region, sym=Symbol(region.sym.name, _Uncompiled(source, region.sym.fn)), executor=self.name)

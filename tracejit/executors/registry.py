@@ -39,7 +39,7 @@ class Executor:
     """
 
     name: str = ""
-    allow_single_op_fusion: bool = False      # a region of one call (and its views) is worth a kernel
+    allow_single_op_fusion: Optional[bool] = False      # is a region of one call (and its views) worth a kernel? None: `fuse` says
     max_region_ops: int = 400                 # calls of a region, views not counted
     postpones_copies: bool = False            # the last call of a region may be a `copy_` to memory that the region reads elsewhere
     takes_open_sizes: bool = False            # sizes may be extents (`tracejit.ir.extents`), for which a call is not compiled anew
@@ -132,8 +132,8 @@ def get_executor(name: str) -> Executor:
     """The executor of this name; TraceError naming those that exist.
 
     >>> import tracejit
-    >>> tracejit.get_executor("cpu").allow_single_op_fusion
-    False
+    >>> tracejit.get_executor("cpu").max_region_ops
+    2000
     """
     if name not in _registered:
         raise TraceError(f"no executor is named {name!r}; there are {', '.join(sorted(_registered))}. "

@@ -311,7 +311,7 @@ class Emission:
 
     def fuse(self, g: Group) -> bool:
         """Emit g as a region; False when its executor does not make a kernel of it."""
-        if self.regions >= self.fuel or len(g.calls) == 1 and not getattr(g.executor, "allow_single_op_fusion", False):
+        if self.regions >= self.fuel or len(g.calls) == 1 and getattr(g.executor, "allow_single_op_fusion", False) is False:
             return False
         given = [self.handed_out(o, g.executor) for n in sorted(g.calls) for o in self.known.outputs(n) if o in self.wanted]
         viewed = [n for _, way in given for n in way]
