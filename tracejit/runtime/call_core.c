@@ -166,6 +166,7 @@ static int check_holds(Check *c, Cursor *at, PyObject **slots) {
     return Py_IncRef(at->names), at_table(c, at);
   case SPACE: return value_holds(c, at->table, slots);
   case NAME:                       /* an attribute hides what a table has under its name */
+    if (at->unchanged && c->how != HAS_ITEMS) return c->slot < 0 || (slots[c->slot] = c->met);       /* it held then */
     if (at->unchanged) return value_holds(c, c->met, slots);
     if (at->table != at->names && PyDict_GetItemWithError(at->names, c->object)) return 0;
     return value_holds(c, c->met = PyDict_GetItemWithError(at->table, c->object), slots);

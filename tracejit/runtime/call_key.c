@@ -69,7 +69,7 @@ static void key_close(Key *k) {
 }
 
 /* Room for `more` items of `size` bytes beyond the `used` ones; 0 without memory. */
-static int want(void *array, const void *own, int64_t used, int64_t *room, int64_t more, int64_t size) {
+static inline int want(void *array, const void *own, int64_t used, int64_t *room, int64_t more, int64_t size) {
   void **at = array;
   if (used + more <= *room) return 1;
   int64_t wanted = 4 * *room + more;
@@ -79,16 +79,16 @@ static int want(void *array, const void *own, int64_t used, int64_t *room, int64
   *at = made, *room = wanted;
   return 1;
 }
-static int want_words(Key *k, int64_t n) { return want(&k->words, k->own_words, k->count, &k->room, n, 8); }
+static inline int want_words(Key *k, int64_t n) { return want(&k->words, k->own_words, k->count, &k->room, n, 8); }
 
-static Place *place_of(Place *places, int64_t count, uint64_t address) {
+static inline Place *place_of(Place *places, int64_t count, uint64_t address) {
   for (uint64_t at = (address >> 4) * 0x9E3779B97F4A7C15ul >> 32;; at++) {
     Place *p = places + (at & (count - 1));
     if (!p->address || p->address == address) return p;
   }
 }
 
-static int want_places(Key *k) {
+static inline int want_places(Key *k) {
   if (2 * (k->found + k->storages + 2) <= k->place_count) return 1;
   int64_t count = 4 * k->place_count;
   Place *places = calloc(count, sizeof *places);
@@ -100,25 +100,27 @@ static int want_places(Key *k) {
   return 1;
 }
 
+static inline int want_tensor(Key *k, uint64_t words) {
+  return want_words(k, words) && want_places(k) && want(&k->tensors, k->own_tensors, k->found, &k->tensor_room, 1, sizeof *k->tensors)
+    && want(&k->spans, k->own_spans, k->storages, &k->span_room, 1, sizeof *k->spans);
+}
+
 /* ---- leaves: 1 when the words are written, 0 when C cannot tell (a Python error may be set) */
-static uint64_t field(const void *object, int64_t offset) { return *(const uint64_t *)((const char *)object + offset); }
+static inline uint64_t field(const void *object, int64_t offset) { return *(const uint64_t *)((const char *)object + offset); }
 
 static int tensor_words(Key *k, PyObject *t) {
-  if (!want_words(k, 1) || !want_places(k) || !want(&k->tensors, k->own_tensors, k->found, &k->tensor_room, 1, sizeof *k->tensors)
-      || !want(&k->spans, k->own_spans, k->storages, &k->span_room, 1, sizeof *k->spans)) return 0;
+  const char *impl = (const char *)field(t, L.in_object), *sizes = impl + L.sizes;
+  uint64_t keyset = field(impl, L.keyset), kind = keyset & ~L.views, dims = field(sizes, 0);
+  if ((kind != L.plain && kind != L.inference) || dims > 1000 || !want_tensor(k, 4 + 2 * dims)) return 0;
   Place *known = place_of(k->places, k->place_count, (uint64_t)t);
   if (known->address) {
     k->words[k->count++] = AGAIN | known->number << 8;
     return 1;
   }
-  const char *impl = (const char *)field(t, L.in_object);
-  uint64_t keyset = field(impl, L.keyset), kind = keyset & ~L.views;
-  if (kind != L.plain && kind != L.inference) return 0;
-  const char *sizes = impl + L.sizes, *storage = (const char *)field(impl, L.storage);
-  uint64_t dims = field(sizes, 0);
+  const char *storage = (const char *)field(impl, L.storage);
   const uint64_t *size = (const uint64_t *)(sizes + 8), *stride = size + 5;
   if (dims > 5) size = *(const uint64_t *const *)size, stride = size + dims;
-  if (!storage || dims > 1000 || !want_words(k, 4 + 2 * dims)) return 0;
+  if (!storage) return 0;
   known->address = (uint64_t)t, known->number = k->found;
   k->tensors[k->found++] = t;
   Place *place = place_of(k->places, k->place_count, (uint64_t)storage);
@@ -280,7 +282,7 @@ static int key_words(Key *k, PyObject *const *arguments, Py_ssize_t count, PyObj
   return overlap_word(k);
 }
 
-static uint64_t mixed(uint64_t a, uint64_t b) {
+static inline uint64_t mixed(uint64_t a, uint64_t b) {
   unsigned __int128 m = (unsigned __int128)(a ^ 0x9E3779B97F4A7C15ul) * (b ^ 0xD6E8FEB86659FD93ul);
   return (uint64_t)m ^ (uint64_t)(m >> 64);
 }
