@@ -15,7 +15,6 @@ from typing import Any, Callable, Iterator, Optional
 
 import torch
 from torch.overrides import TorchFunctionMode, handle_torch_function
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ..errors import UnsupportedError, located
 from ..ir import prims
@@ -24,6 +23,7 @@ from ..ir.proxy import layout_is_ambiguous
 from ..ir.symbol import Symbol
 from ..ir.torch_names import torch_name
 from ..ir.trace import NOWHERE, BoundSymbol, SourceLine
+from ..ir.trees import flat_leaves, with_leaves
 from ..torch_private import (function_modes_see, saved_tensor_hooks, set_grad_mode, tensor_set,
                              unseen_by_function_modes)
 from .handlers import OWN_PATH, refuse_exception_handlers
@@ -146,13 +146,13 @@ class FunctionLevel(TorchFunctionMode):
 
     def call(self, func: Callable, args: tuple, kwargs: dict, *, calls_back: bool = False) -> Any:
         """Run one public call on fakes and record it with what it became."""
-        flat, spec = tree_flatten((args, kwargs))
+        flat = flat_leaves((args, kwargs))
         operands = flat[:2]
         flat = [self._fake(a) if isinstance(a, _T) else a for a in flat]
         if func in _REFLECTED and is_fake(operands[0]) and isinstance(operands[1], _T) and not is_fake(operands[1]):
             if layout_is_ambiguous([self.recorder.proxy(a) for a in flat]) and order_shows(*flat) and _reflected(*operands):
                 func, flat = _REFLECTED[func], flat[::-1]
-        args, kwargs = tree_unflatten(flat, spec)
+        args, kwargs = with_leaves((args, kwargs), flat)
         if self.inside:                                       # within a call that is recorded as one: fakes throughout
             return func(*args, **kwargs)
         self.recorder.remade.met(flat)
@@ -167,7 +167,7 @@ class FunctionLevel(TorchFunctionMode):
         modes, self.inside, done = current_modes(), self.inside + 1, False
         try:
             out = self._data_set(*args) if func == _DATA_SET else self._run(func, args, kwargs, calls_back)
-            self._record(func, (names, now, flat, spec), out, first, modes)
+            self._record(func, (names, now, flat, (args, kwargs)), out, first, modes)
             done = True
         finally:
             self.inside -= 1
@@ -187,21 +187,21 @@ class FunctionLevel(TorchFunctionMode):
 
     def _record(self, func: Callable, call: tuple, out: Any, first: int, modes: Any) -> None:
         effect = func in _EFFECTS and not (func in _SETS_REQUIRES_GRAD and self._is_unseen(call[2][0]))
-        leaves, out_spec = tree_flatten(out)
+        leaves = flat_leaves((out,))
         outputs = [self.recorder.object_proxy(self._fake(o)) if isinstance(o, _T) else number_of(o) or as_extent(o) for o in leaves]
         fresh = any(isinstance(o, _T) and id(self._fake(o)) not in self.named for o in leaves)
         if not (func in _EFFECTS or func in _CUTS_HISTORY or fresh or len(self.recorder.bound_symbols) > first):
             return
         self.recorder.remade.made(leaves)
-        names, now, flat, spec = call
+        names, now, flat, given = call
         self._note_fakes_in_callables(names)
         self._refuse_saved_tensor_hooks()
         if any(b.sym.may_raise([a.dtype for a in b.tensor_args]) for b in self.recorder.bound_symbols[first:]):
             refuse_exception_handlers(self.source())
         self.named.update(id(self._fake(o)) for o in leaves if isinstance(o, _T))
-        args, kwargs = tree_unflatten(names, spec)
+        args, kwargs = with_leaves(given, names)
         if func in _KEPT_WHOLE:
-            self._keep_whole(func, *tree_unflatten(now, spec), tree_unflatten(outputs, out_spec), first)
+            self._keep_whole(func, *with_leaves(given, now), with_leaves(out, outputs), first)
         if func in _ON_A_TENSOR:
             self.asked_at[id(flat[0])] = str(self.source())
         if func in (_T.register_hook, _T.retain_grad) and self.fakes.real_of(flat[0]) is None:
@@ -212,7 +212,7 @@ class FunctionLevel(TorchFunctionMode):
         elif effect:
             self.replay(f"{function_symbol(func).name} does more than compute: call it outside")
         sym = prims.NUMBER if number_of(out) is not None else function_symbol(func)
-        self.calls.append(BoundSymbol(sym, args, kwargs, tree_unflatten(outputs, out_spec),
+        self.calls.append(BoundSymbol(sym, args, kwargs, with_leaves(out, outputs),
                                       self.source(), tuple(self.recorder.bound_symbols[first:]), modes))
 
     def _is_unseen(self, fake: torch.Tensor) -> bool:
@@ -317,7 +317,7 @@ class FunctionLevel(TorchFunctionMode):
             cells = getattr(f, "__closure__", None) or ()
             held = [c.cell_contents for c in cells] + list(getattr(f, "__defaults__", None) or ()) + list(
                 getattr(f, "args", ())) if callable(f) else []
-            if any(is_fake(x) for x in tree_leaves(held)):
+            if any(is_fake(x) for x in flat_leaves(held)):
                 self.unnamed = self.unnamed or located("a hook or callback holds a tensor of this call", str(self.source()))
 
 

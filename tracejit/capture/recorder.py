@@ -13,7 +13,6 @@ from typing import Any, Callable, NoReturn, Optional
 import torch
 from torch.autograd.graph import increment_version
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ..errors import UnsupportedError
 from ..ir import prims
@@ -22,7 +21,7 @@ from ..ir.proxy import TensorConstant, TensorProxy, proxy_of, some_number
 from ..ir.results import told
 from ..ir.symbol import Symbol, aten_symbol, in_grad_mode
 from ..ir.trace import BoundSymbol, Modes, SourceLine
-from ..ir.trees import flat_leaves
+from ..ir.trees import flat_leaves, map_leaves, with_leaves
 from ..torch_private import converted, is_composite, kernels_for_open_sizes, taken_by_fakes, unseen_by_function_modes
 from .fakes import NEEDS_DATA, Fakes, is_fake, real_tensors
 from .hook import unprofiled
@@ -182,13 +181,13 @@ class Recorder(TorchDispatchMode):
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
-        flat, spec = tree_flatten((args, kwargs))
+        flat = flat_leaves((args, kwargs))
         if func in _LIFTS and not is_fake(flat[0]):
             return self._constant(func, flat[0])
         if any((a.dtype if isinstance(a, torch.Tensor) else a) in _QUANTIZED for a in flat if isinstance(a, (torch.Tensor, torch.dtype))):
             raise UnsupportedError("quantized tensors are not captured: use them outside of the jitted function", where=str(self.source()))
         flat = [self._fake(a) if isinstance(a, torch.Tensor) else a for a in flat]
-        args, kwargs = tree_unflatten(flat, spec)
+        args, kwargs = with_leaves((args, kwargs), flat)
         before = [self.named(a) for a in flat]
         sym = in_grad_mode(aten_symbol(func)) if torch.is_grad_enabled() else aten_symbol(func)
         if func is aten._local_scalar_dense.default and flat[0].dtype.is_floating_point:
@@ -196,44 +195,44 @@ class Recorder(TorchDispatchMode):
         if any(isinstance(p, TensorProxy) and p.number for p in before):
             refuse_unless_elementwise(sym, args, kwargs)
             flat = [some_number(p) if isinstance(p, TensorProxy) and p.number else a for a, p in zip(flat, before)]
-            args, kwargs = tree_unflatten(flat, spec)
+            args, kwargs = with_leaves((args, kwargs), flat)
         if sym.pointwise and any(map(is_extent, before)):      # an operand: results have the same metadata for all values
             flat = list(map(now, flat))
-            args, kwargs = tree_unflatten(flat, spec)
+            args, kwargs = with_leaves((args, kwargs), flat)
         written = sym.written(args, kwargs)
         key = self.known.key(sym, flat, before, (args, kwargs))
         out = self.known.recall(key, flat)
         if out is UNKNOWN:
-            out = self._judged(sym, (args, kwargs), before, spec)
+            out = self._judged(sym, (args, kwargs), before)
             self.known.note(key, sym, flat, out)
-        self._record(sym, (flat, before, spec), written, out)
+        self._record(sym, (flat, before, (args, kwargs)), written, out)
         if written and sym.writes_lists:                       # fakes do not count such writes, real tensors do
             increment_version([flat[i] for i in written if not flat[i].is_inference()])
         return out
 
-    def _judged(self, sym: Symbol, call: tuple[tuple, dict], before: list, spec: Any) -> Any:
+    def _judged(self, sym: Symbol, call: tuple[tuple, dict], before: list) -> Any:
         """The results of a call, as fakes; where these are not to be trusted, the real kernel is asked."""
         func, written = sym.overload, sym.written(*call)
         try:
             if sym.over_storage:
                 raise_beyond_storage(self.fakes.storage_bytes(call[0][0]), **sym.named(*call))
             if written and not sym.moves_metadata:
-                raise_if_eager_refuses(func, before, spec, written)
-            out = self._on_fakes(func, *call, before, spec)
+                raise_if_eager_refuses(func, before, call, written)
+            out = self._on_fakes(func, *call, before)
             if not sym.moves_metadata:
-                out = as_kernel_says(sym, before, spec, out)
+                out = as_kernel_says(sym, before, call, out)
             if not written and layout_is_uncertain(sym, [p for p in before if isinstance(p, TensorProxy) and not p.number]):
-                self._take_real_strides(sym, before, spec, out)
+                self._take_real_strides(sym, before, call, out)
         except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):
             self.half_done = self.half_done or len(written) > 1 and sym.name    # it may have written some by then
             raise
         return out
 
-    def _on_fakes(self, func: Any, args: tuple, kwargs: dict, before: list, spec: Any) -> Any:
+    def _on_fakes(self, func: Any, args: tuple, kwargs: dict, before: list) -> Any:
         """Run on fakes. Where fakes refuse, the real kernel decides, on scratch memory: its error is the program's own."""
         try:
             sym, flat = aten_symbol(func), flat_leaves((*args, *kwargs.values()))
-            rule = told(sym, *tree_unflatten(before, spec))
+            rule = told(sym, *with_leaves((args, kwargs), before))
             out = on_paper(rule, flat, self.fakes.mode)
             if out is not UNKNOWN:
                 return out
@@ -251,20 +250,20 @@ class Recorder(TorchDispatchMode):
         except NEEDS_DATA:
             raise
         except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError, AssertionError) as error:
-            scratch, out = run_on_scratch(func, before, spec)
-            fakes = tree_leaves((args, kwargs))
-            out = tree_map(lambda o: self._fake_like(o, scratch, fakes) if isinstance(o, torch.Tensor) else o, out)
+            scratch, out = run_on_scratch(func, before, (args, kwargs))
+            fakes = flat_leaves((args, kwargs))
+            out = map_leaves(lambda o: self._fake_like(o, scratch, fakes) if isinstance(o, torch.Tensor) else o, out)
             if any(isinstance(p, TensorProxy) and p.shape != tuple(t.shape) for p, t in zip(before, scratch)):
                 raise UnsupportedError(f"fake tensors cannot run {func}: register a fake implementation of it "
                                        f"(torch.library.register_fake). {error}", where=str(self.source())) from error
             return out
 
-    def _take_real_strides(self, sym: Symbol, before: list, spec: Any, out: Any) -> None:
+    def _take_real_strides(self, sym: Symbol, before: list, call: tuple[tuple, dict], out: Any) -> None:
         """Fakes do not reproduce all strides that kernels choose: take them from a real run, on scratch memory."""
-        made = [o for o in tree_leaves(out) if isinstance(o, torch.Tensor)]
+        made = [o for o in flat_leaves((out,)) if isinstance(o, torch.Tensor)]
         if made and not any(map(self.knows, made)) and not any(isinstance(a, torch.Generator) for a in before):
             try:
-                layouts = real_strides(sym, before, spec)
+                layouts = real_strides(sym, before, call)
             except (RuntimeError, ValueError, IndexError):     # it dislikes zeros, not what it was given
                 return
             for o, (shape, stride) in zip(made, layouts):
@@ -292,19 +291,19 @@ class Recorder(TorchDispatchMode):
         return self.on_new_input(t) if fake is None else fake
 
     def _record(self, sym: Symbol, call: tuple, written: tuple, out: Any) -> None:
-        flat, before, spec = call
+        flat, before, given = call
         moved = [i for i in written if self._moved(flat[i], before[i])]
         if moved and not sym.moves_metadata:
-            real, _ = run_on_scratch(sym.overload, before, spec)         # eager may refuse to resize
+            real, _ = run_on_scratch(sym.overload, before, given)        # eager may refuse to resize
             for i in moved:                                     # out= resized as a side effect: say so beforehand
                 before = self._resize(flat[i], before, before[i], real[i])
             moved = []
-        args, kwargs = tree_unflatten(before, spec)
-        leaves, out_spec = tree_flatten(out)
+        args, kwargs = with_leaves(given, before)
+        leaves = flat_leaves((out,))
         if self.takes_data or self.of_data:
             sym = self._by_way_of_data(sym, flat, written, leaves)
         outputs = [self._output(o, {id(flat[i]) for i in moved}) for o in leaves]
-        self._emit(sym, args, kwargs, tree_unflatten(outputs, out_spec))
+        self._emit(sym, args, kwargs, with_leaves(out, outputs))
 
     def _by_way_of_data(self, sym: Symbol, flat: list, written: tuple, made: list) -> Symbol:
         """The symbol of a call where `.data` is taken or was: its writes, and those to views of it, are untold."""

@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any, Hashable, Iterable, Optional
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
 
 from ..errors import UnsupportedError
 from ..ir import prims
 from ..ir.extents import is_extent, now, settled
 from ..ir.proxy import TensorProxy, contiguous_stride, is_racy, layout_is_ambiguous, some_number
 from ..ir.symbol import LAYOUTS_THAT_LIE, Symbol
+from ..ir.trees import flat_leaves, map_leaves, with_leaves
 from ..torch_private import new_fake
 from .fakes import real_tensors
 
@@ -49,10 +49,10 @@ def _is_taken_for_channels_last(p: TensorProxy) -> bool:
     return p.stride != strides and all(size == 1 or a == b for size, a, b in zip(p.shape, p.stride, strides))
 
 
-def raise_if_eager_refuses(func: Any, before: list, spec: Any, written: tuple[int, ...]) -> None:
+def raise_if_eager_refuses(func: Any, before: list, call: tuple[tuple, dict], written: tuple[int, ...]) -> None:
     """Fakes do not notice overlapping memory: ask the kernel, on scratch memory laid out alike."""
     if is_racy(before, written):
-        run_on_scratch(func, before, spec)
+        run_on_scratch(func, before, call)
 
 
 def raise_if_no_view(func: Any, before: list) -> None:
@@ -76,7 +76,7 @@ def raise_beyond_storage(nbytes: int, *, self: torch.Tensor, size: Any, stride: 
         raise RuntimeError(f"as_strided: {needed} bytes of a storage of {nbytes}")
 
 
-def run_on_scratch(func: Any, before: list, spec: Any, tiny: bool = False) -> tuple[list, Any]:
+def run_on_scratch(func: Any, before: list, call: tuple[tuple, dict], tiny: bool = False) -> tuple[list, Any]:
     """Run an op on zeros laid out like its arguments, for the errors that its real kernel raises: (arguments, result).
 
     tiny: on no more than two elements a dim, to learn which dtypes it takes. (Of one, a variance warns.)
@@ -96,7 +96,7 @@ def run_on_scratch(func: Any, before: list, spec: Any, tiny: bool = False) -> tu
             shape, stride = [*map(settled, p.shape)], [*map(settled, p.stride)]
             return prims.region_view(raw[p.storage], shape, stride, settled(p.offset), p.dtype, p.conj, p.neg)
         flat = [scratch(p) for p in before]
-        args, kwargs = tree_unflatten(flat, spec)
+        args, kwargs = with_leaves(call, flat)
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return flat, func(*args, **kwargs)
         generator = torch.get_rng_state()
@@ -106,19 +106,19 @@ def run_on_scratch(func: Any, before: list, spec: Any, tiny: bool = False) -> tu
             torch.set_rng_state(generator)
 
 
-def real_strides(sym: Symbol, before: list, spec: Any) -> list[tuple[tuple, tuple]]:
+def real_strides(sym: Symbol, before: list, call: tuple[tuple, dict]) -> list[tuple[tuple, tuple]]:
     """(shape, strides) of each tensor that the real kernel makes, on scratch memory."""
     tensors = _tensors(before)
     most = max((p.numel for p in tensors), default=0)
     if not sym.pointwise or any(0 in p.shape or p.numel == most and _is_dense_but_for_ones(p) for p in tensors):
-        return _layouts(run_on_scratch(sym.fn, before, spec)[1])
+        return _layouts(run_on_scratch(sym.fn, before, call)[1])
     sizes = {n for p in tensors for n in p.shape}
     small = {n: k for k, n in enumerate(sorted(sizes | {1}), 1)}        # 1, 2, 3 ... compare as the sizes do
     shrunk = [_shrunk(p, small, k) if isinstance(p, TensorProxy) and not p.number else p for k, p in enumerate(before)]
     large = {m: n for n, m in small.items()}
     found = [_strides_in_order(shape, stride, tuple(large[n] for n in shape))
-             for shape, stride in _layouts(run_on_scratch(sym.fn, shrunk, spec)[1])]
-    return _layouts(run_on_scratch(sym.fn, before, spec)[1]) if None in found else found
+             for shape, stride in _layouts(run_on_scratch(sym.fn, shrunk, call)[1])]
+    return _layouts(run_on_scratch(sym.fn, before, call)[1]) if None in found else found
 
 
 def _is_dense_but_for_ones(p: TensorProxy) -> bool:
@@ -133,7 +133,7 @@ def _tensors(flat: list) -> list[TensorProxy]:
 
 
 def _layouts(made: Any) -> list[tuple[tuple, tuple]]:
-    return [(tuple(t.shape), t.stride()) for t in tree_leaves(made) if isinstance(t, torch.Tensor)]
+    return [(tuple(t.shape), t.stride()) for t in flat_leaves((made,)) if isinstance(t, torch.Tensor)]
 
 
 def _shrunk(p: TensorProxy, small: dict[int, int], storage: int) -> TensorProxy:
@@ -175,21 +175,21 @@ def _kind(a: Any) -> Hashable:
 _taken: dict[Hashable, Optional[tuple[Optional[torch.dtype], ...]]] = {}
 
 
-def _ask(sym: Symbol, before: list, spec: Any) -> Any:
+def _ask(sym: Symbol, before: list, call: tuple[tuple, dict]) -> Any:
     """What it makes of a few elements of each; where it dislikes that, and a pointwise op does not by its nature, of all of them."""
     try:
-        return run_on_scratch(sym.fn, before, spec, tiny=True)[1]
+        return run_on_scratch(sym.fn, before, call, tiny=True)[1]
     except NotImplementedError:
         raise                                                  # no kernel for these dtypes, whatever the sizes
     except (RuntimeError, ValueError, TypeError, IndexError):
         dislikes_zeros = sym.may_raise([torch.int64])
         rare = any(isinstance(a, TensorProxy) and (a.dtype.is_complex or a.dtype is torch.bool or 0 in a.shape) for a in before)
         if not dislikes_zeros and (sym.pointwise or rare or sym.packet.startswith("_foreach")):
-            return run_on_scratch(sym.fn, before, spec)[1]
+            return run_on_scratch(sym.fn, before, call)[1]
     return None
 
 
-def as_kernel_says(sym: Symbol, before: list, spec: Any, out: Any) -> Any:
+def as_kernel_says(sym: Symbol, before: list, call: tuple[tuple, dict], out: Any) -> Any:
     """`out`, what fakes make of a call, of the dtypes that the real kernel gives. Fakes take dtypes that it refuses, and scalars that
     these do not hold, and some tell another number of dims: ask it once for each op and dtypes."""
     if not _may_run(sym) or sym.over_storage or any(isinstance(a, (torch.Generator, torch.UntypedStorage)) for a in before):
@@ -199,17 +199,17 @@ def as_kernel_says(sym: Symbol, before: list, spec: Any, out: Any) -> Any:
         with real_tensors():
             state = torch.get_rng_state() if sym.random else None
         try:
-            made = _ask(sym, before, spec)
+            made = _ask(sym, before, call)
         finally:
             if state is not None:
                 with real_tensors():
                     torch.set_rng_state(state)
-        _taken[key] = _other_dtypes(sym, zip(tree_leaves(out), tree_leaves(made)))     # of few elements it may make fewer
+        _taken[key] = _other_dtypes(sym, zip(flat_leaves((out,)), flat_leaves((made,))))     # of few elements it may make fewer
     dtypes = _taken[key]
     if dtypes is None:
         return out
-    real = {id(t): dtype for t, dtype in zip(tree_leaves(out), dtypes) if dtype is not None}
-    return tree_map(lambda t: _of_dtype(t, real[id(t)]) if id(t) in real else t, out)
+    real = {id(t): dtype for t, dtype in zip(flat_leaves((out,)), dtypes) if dtype is not None}
+    return map_leaves(lambda t: _of_dtype(t, real[id(t)]) if id(t) in real else t, out)
 
 
 def _other_dtypes(sym: Symbol, results: Iterable[tuple[Any, Any]]) -> Optional[tuple[Optional[torch.dtype], ...]]:

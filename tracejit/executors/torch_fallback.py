@@ -11,11 +11,12 @@ from typing import Any, Callable, Hashable, Optional
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from ..ir.alike import structure_key
 from ..ir.extents import is_extent
 from ..ir.proxy import TensorProxy, some_number
 from ..ir.trace import BoundSymbol
+from ..ir.trees import flat_leaves
 from ..torch_private import is_composite
 from .registry import Executor
 
@@ -34,18 +35,16 @@ class TorchFallback(Executor):
         if overload is None or overload.namespace != "aten" or is_composite(overload) or (
                 bsym.sym.untold or bsym.sym.fn is not overload):
             return replace(bsym, executor=self.name)
-        cheaper = public_function(overload, *_signature(bsym))
+        cheaper = public_function(overload, _kinds(bsym), structure_key(bsym.args, bsym.kwargs))
         if cheaper is None:
             return replace(bsym, executor=self.name)
         return replace(bsym, sym=replace(bsym.sym, fn=cheaper), executor=self.name)
 
 
-def _signature(b: BoundSymbol) -> tuple[Hashable, Any]:
+def _kinds(b: BoundSymbol) -> tuple:
     """Kinds of the arguments: what the choice of an overload depends on. Which size, of those above 1, is all the same."""
-    flat, spec = tree_flatten((b.args, b.kwargs))
-    kinds = tuple((len(a.shape), a.dtype, a.conj) if isinstance(a, TensorProxy) else (int, 2 if a >= 2 else int(a)) if is_extent(a) else (type(a), _hashable(a))
-                  for a in map(some_number, flat))
-    return kinds, spec
+    return tuple((len(a.shape), a.dtype, a.conj) if isinstance(a, TensorProxy) else (int, 2 if a >= 2 else int(a)) if is_extent(a) else (type(a), _hashable(a))
+                 for a in map(some_number, b.flat_args))
 
 
 def _hashable(a: Any) -> Any:
@@ -53,6 +52,15 @@ def _hashable(a: Any) -> Any:
         return min(a, 2)
     return a if isinstance(a, (int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout,
                                torch.memory_format)) else None
+
+
+def _put_together(flat: list, positional: tuple, named: tuple) -> tuple[tuple, dict]:
+    """Arguments of these leaves, as `structure_key` tells."""
+    left = iter(flat)
+
+    def taken(n: int) -> Any:
+        return next(left) if n < 0 else [next(left) for _ in range(n)]
+    return tuple(map(taken, positional)), {name: taken(n) for name, n in named}
 
 
 class _Probe(TorchDispatchMode):
@@ -74,12 +82,12 @@ class _Seen(Exception):
 
 
 @lru_cache(1 << 14)
-def public_function(overload: Any, kinds: tuple, spec: Any) -> Optional[Callable]:
+def public_function(overload: Any, kinds: tuple, structure: tuple) -> Optional[Callable]:
     """`torch.f`, `torch.Tensor.f` or the `f` of `torch.nn.functional` when, on such arguments, it dispatches to `overload` with these very arguments."""
     flat = [torch.empty((2,) * k[0], dtype=k[1], device="meta") if isinstance(k[0], int) else k[1] for k in kinds]
     if any(not isinstance(k[0], int) and k[1] is None and k[0] is not type(None) or isinstance(k[0], int) and k[2] for k in kinds):
         return None
-    args, kwargs = tree_unflatten(flat, spec)
+    args, kwargs = _put_together(flat, *structure)
     name = overload.overloadpacket.__name__
     for home in (torch, torch.Tensor, torch.nn.functional):
         candidate = getattr(home, name, None)
@@ -110,8 +118,7 @@ def _complete(overload: Any, args: tuple, kwargs: dict) -> list:
     filled = []
     for i, a in enumerate(overload._schema.arguments):
         value = args[i] if i < len(args) and not a.kwarg_only else kwargs.get(a.name, a.default_value)
-        leaves, _ = tree_flatten(value)
-        filled.append([id(v) if isinstance(v, torch.Tensor) else repr(v) for v in leaves])
+        filled.append([id(v) if isinstance(v, torch.Tensor) else repr(v) for v in flat_leaves((value,))])
     return filled
 
 

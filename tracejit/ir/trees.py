@@ -16,17 +16,19 @@ def flat_leaves(values: tuple | list) -> list:
     found: list = []
     for v in values:
         kind = type(v)
-        if kind in _LEAVES:
+        if kind in _LEAVES or issubclass(kind, torch.Tensor):
             found.append(v)
+        elif kind is list or kind is tuple:
+            found += flat_leaves(v)
         else:
-            found += flat_leaves(v) if kind is list or kind is tuple else tree_leaves(v)
+            found += flat_leaves([*v.values()]) if kind is dict else tree_leaves(v)
     return found
 
 
 def map_leaves(fn: Callable, tree: Any) -> Any:
     """What `tree_map` gives."""
     kind = type(tree)
-    if kind in _LEAVES:
+    if kind in _LEAVES or issubclass(kind, torch.Tensor):
         return fn(tree)
     if kind is tuple or kind is list:
         return kind([map_leaves(fn, v) for v in tree])

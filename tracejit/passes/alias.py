@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Optional
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from ..ir.proxy import TensorProxy
 from ..ir.trace import BoundSymbol, Trace
@@ -55,7 +54,7 @@ class Aliases:
 
     def _add(self, b: BoundSymbol) -> None:
         flat = b.flat_args
-        for index, out in enumerate(tree_leaves(b.output)):
+        for index, out in enumerate(b.flat_outputs):
             if not isinstance(out, TensorProxy) or out in self.inputs or out in self.step or any(out is a for a in flat):
                 continue
             if out.storage not in self.roots:

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..ir.alike import metadata_key, structure_key
 from ..ir.extents import settled
 from ..ir.proxy import TensorConstant, TensorProxy, layout_is_ambiguous, proxy_of, some_number
 from ..ir.symbol import Symbol
 from ..ir.trace import NOWHERE, BoundSymbol, Modes
-from ..ir.trees import flat_leaves, with_leaves
+from ..ir.trees import flat_leaves, map_leaves, with_leaves
 from ..torch_private import conj_view, neg_view, kernels_for_open_sizes
 
 
@@ -57,7 +56,7 @@ class Builder:
         key = None if alike is None else (sym.name, id(sym.fn), structure_key(args, kwargs), alike)
         if key is None or key not in self._known:
             self._known[key] = self._results(sym, flat, args, kwargs)
-        described, spec = self._known[key]
+        described, like = self._known[key]
         device = next(a.device for a in flat if isinstance(a, TensorProxy) and not a.number)
 
         def named(r: Any) -> Any:
@@ -67,10 +66,10 @@ class Builder:
             like, storage = r.like, self.new_storage() if home is None else home.storage
             return TensorProxy(self.new_name(), like.shape, like.stride, like.dtype, device, storage,
                                like.offset + (0 if home is None else home.offset), like.conj, like.neg, like.requires_grad)
-        return self.bind(sym, args, kwargs, tree_unflatten(map(named, described), spec))
+        return self.bind(sym, args, kwargs, with_leaves(like, map(named, described)))
 
     def _results(self, sym: Symbol, flat: list, args: tuple, kwargs: dict) -> tuple[list, Any]:
-        """Flat results of a call, and their spec."""
+        """Flat results of a call, and how they are put together."""
         tensors = [a for a in flat if isinstance(a, TensorProxy) and not a.number]
         device = "cpu" if layout_is_ambiguous(tensors) else "meta"
         stands = [_stand_in(a, device) for a in flat]
@@ -78,9 +77,9 @@ class Builder:
                  if isinstance(s, torch.Tensor) and isinstance(a, TensorProxy)}
         meta_args, meta_kwargs = with_leaves((args, kwargs), stands)
         with kernels_for_open_sizes(stands):
-            leaves, spec = tree_flatten(sym.fn(*meta_args, **meta_kwargs))
+            out = sym.fn(*meta_args, **meta_kwargs)
         return [_Result(proxy_of("", o, 0), homes.get(o.untyped_storage()._cdata)) if isinstance(o, torch.Tensor) else o
-                for o in leaves], spec
+                for o in flat_leaves((out,))], map_leaves(lambda _: None, out)
 
 
 @dataclass(frozen=True)
