@@ -1,5 +1,7 @@
 """Whole training steps in one jit: zero_grad, forward, loss, backward, clipping and the optimizer, as in eager."""
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -230,3 +232,87 @@ def test_a_step_that_is_recorded_in_vain_leaves_no_gradients_on_weights():
 
     eager, jitted = run(lambda step: step), run(tracejit.jit)
     assert all(type(t) is torch.Tensor and torch.allclose(t, e) for t, e in zip(jitted, eager))
+
+
+class Checkpointed(Net):
+    """What it runs again writes to buffers, and counts in Python."""
+
+    def __init__(self):
+        super().__init__()
+        self.body[3] = nn.Identity()
+        self.drop, self.runs = nn.Dropout(0.2), 0
+
+    def counted(self, x):
+        self.runs += 1
+        return self.body(x)
+
+    def forward(self, x):
+        return self.drop(torch.utils.checkpoint.checkpoint(self.counted, x, use_reentrant=False))
+
+
+@each_optimizer
+def test_a_step_with_checkpoint(kind):
+    """Writes of what backward runs again are made twice, as in eager."""
+    torch.manual_seed(0)
+    nets = [Checkpointed()]
+    nets.append(copy.deepcopy(nets[0]))
+    optimizers = [OPTIMIZERS[kind](net.parameters(), True) for net in nets]
+    steps = [plain_step(*made) for made in zip(nets, optimizers)]
+    steps[1] = tracejit.jit(steps[1], fallback="error")
+    for i in range(4):
+        for step in steps:
+            torch.manual_seed(i)
+            step(*batch(i))
+        assert nets[0].runs == nets[1].runs == 2 * (i + 1)
+        for a, b in zip(state(nets[0], optimizers[0]), state(nets[1], optimizers[1]), strict=True):
+            torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-6)
+    assert not steps[1].replayed_because and steps[1].cache_info().misses <= 2
+
+
+def test_what_checkpoint_runs_again_is_computed_twice():
+    """As its user asks for: what it computed before is not kept."""
+    net, x = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4), nn.Tanh()), torch.randn(3, 4)
+
+    def loss(x):
+        for _ in range(2):
+            x = x + torch.utils.checkpoint.checkpoint(net, x, use_reentrant=False)
+        return x.square().mean()
+
+    def step(x):
+        net.zero_grad()
+        found = loss(x)
+        found.backward()
+        return found.detach()
+
+    def gradients(call):
+        net.zero_grad()
+        call(x)
+        return [p.grad.clone() for p in net.parameters()]
+
+    jitted = [tracejit.jit(fn, fallback="error") for fn in (step, loss)]
+    wanted = gradients(step)
+    for call in (jitted[0], lambda x: jitted[1](x).backward()):
+        for a, b in zip(gradients(call), wanted):
+            torch.testing.assert_close(a, b)
+    assert jitted[0].last_traces[-1].count("addmm") == 8
+    forward, backward = (t.count("addmm") for t in (jitted[1].last_traces[-1], jitted[1].last_backward_traces[-1]))
+    assert forward == backward == 4
+
+
+def test_checkpoint_in_a_new_process():
+    """Nothing of what torch makes at the first call of `checkpoint` is the function's doing."""
+    run = """
+import torch, tracejit
+from torch.utils.checkpoint import checkpoint
+net = torch.nn.Linear(4, 4)
+x = torch.randn(3, 4, requires_grad=True)
+f = tracejit.jit(lambda x: checkpoint(lambda t: net(t).exp(), x, use_reentrant=False), fallback="error", executors=["torch"])
+f(x).sum().backward()
+found = x.grad.clone()
+x.grad = None
+net(x).exp().sum().backward()
+assert torch.allclose(found, x.grad) and not f.replayed_because
+f(x)
+assert f.cache_info().misses == 1
+"""
+    subprocess.run([sys.executable, "-c", run], check=True, timeout=300)

@@ -55,6 +55,7 @@ graph_is_kept: Callable[[], bool] = _find("_C._autograd._get_current_graph_task_
 node_of_its_own: Callable[[torch.Tensor], torch.Tensor] = _find("ops.aten.lift.default")         # the same tensor, one node on
 _creation_meta: Callable = _find("_C._autograd._get_creation_meta")            # of a view: which writes to it autograd refuses
 _creation_metas: Any = _find("_C._autograd.CreationMeta")
+_graph_task: Callable[[], int] = _find("_C._current_graph_task_id")               # -1 outside of backward passes
 _top_hooks: Callable = _find("_C._autograd._top_saved_tensors_default_hooks")
 _is_wrapped: Callable = _find("_C._functorch.is_functorch_wrapped_tensor")
 _is_functional: Callable = _find("_is_functional_tensor")
@@ -80,6 +81,11 @@ def creation_is_plain(view: torch.Tensor) -> bool:
 def saved_tensor_hooks() -> Any:
     """The innermost (pack, unpack) pair of `torch.autograd.graph.saved_tensors_hooks`, or None."""
     return _top_hooks(False)
+
+
+def runs_again() -> bool:
+    """Is this within a function that checkpoint runs a second time, in a backward pass?"""
+    return saved_tensor_hooks() is not None and _graph_task() != -1
 
 
 def _find_optional(path: str) -> Any:

@@ -94,9 +94,11 @@ def facts(frame: types.FrameType) -> CodeFacts:
 
 def is_library_file(filename: str | None) -> bool:
     """Is this torch, the standard library, numpy or the like: a module whose attributes are not guarded?"""
-    if not filename:
-        return True
-    return filename.startswith(_TORCH) or _code_kind(filename) != WATCH
+    return not filename or is_torch_file(filename) or _code_kind(filename) != WATCH
+
+
+def is_torch_file(filename: str) -> bool:
+    return filename.startswith(_TORCH)
 
 
 def where(frame: types.FrameType | None) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Callable, Iterator, Optional
 
@@ -24,18 +24,18 @@ from ..ir.symbol import Symbol
 from ..ir.torch_names import torch_name
 from ..ir.trace import NOWHERE, BoundSymbol, SourceLine
 from ..ir.trees import flat_leaves, with_leaves
-from ..torch_private import (function_modes_see, saved_tensor_hooks, set_grad_mode, tensor_set,
+from ..torch_private import (function_modes_see, run_backward, saved_tensor_hooks, set_grad_mode, tensor_set,
                              unseen_by_function_modes)
 from .handlers import OWN_PATH, refuse_exception_handlers
 from .fakes import Fakes, is_fake
 from .numbers import as_number, number_of
-from .gradients_inside import RecordedNode
 from .hook import unprofiled
 from .lines import user_line
 from .open_indices import view_of
 from .recorder import Recorder, current_modes
 from .scratch import order_shows
 from .sites import compared_at
+from .stand_ins import RecordedNode, RecordedStorage, is_set_to
 from .keys import MISSING
 from .structure import PLAIN
 from .while_captured import WhileCaptured, distributed_wrappers_refused
@@ -91,7 +91,7 @@ class FunctionLevel(TorchFunctionMode):
         self.named: set[int] = set()         # ids of the fakes that a name stands for at this level
         self.unnamed = ""                    # what works on a tensor that no call at this level made, if anything does
         self.host_reads: list[tuple[str, torch.Tensor, Any]] = []     # (what, real tensor, value it had)
-        self.checkpointed = False
+        self.checkpointed = self.draws_again = False
         self.calls_back = ""                 # the line of what makes the backward pass run code of the user's
         self.takes_gradients = self.takes_gradients_at = ""           # a backward pass within the call, and its line
         self.in_backward = False
@@ -138,7 +138,7 @@ class FunctionLevel(TorchFunctionMode):
         if func is _T.untyped_storage:
             return RecordedStorage(self, self._fake(args[0]))
         if func is _T.is_set_to:
-            return _is_set_to(self._fake(args[0]), self._fake(args[1]))
+            return is_set_to(self._fake(args[0]), self._fake(args[1]))
         view = view_of(func, args, self)
         if view is not None:
             return view if func is _T.__getitem__ else self.call(func, (view, ..., *args[2:]), kwargs)
@@ -195,7 +195,7 @@ class FunctionLevel(TorchFunctionMode):
         self.recorder.remade.made(leaves)
         names, now, flat, given = call
         self._note_fakes_in_callables(names)
-        self._refuse_saved_tensor_hooks()
+        self._refuse_saved_tensor_hooks(first)
         if any(b.sym.may_raise([a.dtype for a in b.tensor_args]) for b in self.recorder.bound_symbols[first:]):
             refuse_exception_handlers(self.source())
         self.named.update(id(self._fake(o)) for o in leaves if isinstance(o, _T))
@@ -301,13 +301,14 @@ class FunctionLevel(TorchFunctionMode):
             return value + fake._version - self.fakes.first_version(fake)
         return value + fake.storage_offset() * fake.element_size()
 
-    def _refuse_saved_tensor_hooks(self) -> None:
-        """They act on what autograd saves, which a replay does not show. Those of checkpoint run the function again:
-        that only spares memory where it neither writes nor draws."""
+    def _refuse_saved_tensor_hooks(self, first: int) -> None:
+        """They act on what autograd saves, which a replay does not show. Those of checkpoint run the function again, with the state
+        that the generator had: that only spares memory where it does not draw. first: of the calls that a call became."""
         hooks = saved_tensor_hooks()
         if hooks is None or self.in_backward:
             return
         self.checkpointed = True
+        self.draws_again = self.draws_again or any(b.sym.random for b in self.recorder.bound_symbols[first:])
         if hooks[0].__module__ != "torch.utils.checkpoint":
             raise UnsupportedError("saved_tensors_hooks are set inside the function: leave them out; the option recompute='always' "
                                    "spares memory", where=str(self.source()))
@@ -319,26 +320,6 @@ class FunctionLevel(TorchFunctionMode):
                 getattr(f, "args", ())) if callable(f) else []
             if any(is_fake(x) for x in flat_leaves(held)):
                 self.unnamed = self.unnamed or located("a hook or callback holds a tensor of this call", str(self.source()))
-
-
-class RecordedStorage:
-    """What `untyped_storage()` gives in a recording: its size can be asked and changed, its memory is not there."""
-
-    def __init__(self, level: FunctionLevel, fake: torch.Tensor) -> None:
-        self._level, self._of = level, fake
-
-    def nbytes(self) -> int:
-        with unseen_by_function_modes():
-            return as_given(self._of.untyped_storage().nbytes())
-
-    size = __len__ = nbytes
-
-    def resize_(self, nbytes: int) -> "RecordedStorage":
-        self._level.resize_storage(self._of, nbytes)
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        raise UnsupportedError(f"untyped_storage().{name} needs real memory: do it outside of the jitted function", where=str(user_line()))
 
 
 _local = threading.local()
@@ -361,6 +342,12 @@ def _recorded_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
 
 def _recorded_set(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return handle_torch_function(_set, (self,), self, *args, **kwargs) if _recording() else _set(self, *args, **kwargs)
+
+
+def _recorded_backward(*args: Any, **kwargs: Any) -> Any:
+    """The user's code within a backward pass is seen, too; the function that asks for the pass has left the mode."""
+    with nullcontext() if active() is None or function_modes_see() else active():
+        return run_backward(*args, **kwargs)
 
 
 def _has_torch_function(args: Any) -> bool:
@@ -387,12 +374,6 @@ def _reflected(fake: torch.Tensor, real: torch.Tensor) -> bool:
     return left is real or right is fake
 
 
-def _is_set_to(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Fakes have no memory to compare: same storage, same metadata."""
-    return (a.untyped_storage()._cdata, a.shape, a.stride(), a.storage_offset()) == (
-        b.untyped_storage()._cdata, b.shape, b.stride(), b.storage_offset())
-
-
 @contextmanager
 def function_level(level: FunctionLevel) -> Iterator[None]:
     """Run with `level` on, where WRAPPED is."""
@@ -406,11 +387,12 @@ def function_level(level: FunctionLevel) -> Iterator[None]:
 
 def _wrap() -> None:
     torch.autograd.Function.apply, torch.Tensor.set_ = classmethod(_recorded_apply), _recorded_set
-    torch.overrides.has_torch_function = _has_torch_function
+    torch.overrides.has_torch_function, torch.autograd._engine_run_backward = _has_torch_function, _recorded_backward
 
 
 def _unwrap() -> None:
     torch.autograd.Function.apply, torch.overrides.has_torch_function = _apply, _has
+    torch.autograd._engine_run_backward = run_backward
     del torch.Tensor.set_
 
 

@@ -5,13 +5,11 @@ history was used up.
 """
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 import torch
 
-from ..errors import UnsupportedError
-from ..ir import prims
-from ..torch_private import run_backward, unseen_by_function_modes
+from ..torch_private import run_backward
 from .joint import NoSplit
 
 USED_UP = "Trying to backward through the graph a second time"
@@ -19,7 +17,7 @@ USED_UP = "Trying to backward through the graph a second time"
 
 def refuse_hidden_hooks(level: Any, tensors: list[torch.Tensor]) -> None:
     """NoSplit where code of the user's runs in the backward pass: it is not watched there, and fakes do not carry it."""
-    if level.calls_back or level.hooked or level.checkpointed:
+    if level.calls_back or level.hooked:                       # what checkpoint runs again was watched before
         line = level.calls_back or next((level.asked_at[id(t)] for t in level.hooked), "")
         raise NoSplit("the backward pass within the call runs code of the user's: call backward outside", where=line)
     if any(has_hooks(t) for t in tensors if t.requires_grad):
@@ -51,34 +49,3 @@ def used_up(outputs: list, inputs: list[torch.Tensor], line: Callable[[torch.Ten
             else:
                 raise NoSplit("a result still carries gradients: detach it", where=line(o))
     return tuple(found)
-
-
-class RecordedNode:
-    """`grad_fn` of what a recording has made: it has a name, and takes hooks."""
-
-    def __init__(self, level: Any, fake: torch.Tensor) -> None:
-        self._level, self._of = level, fake
-
-    @classmethod
-    def of(cls, level: Any, fake: torch.Tensor) -> Optional["RecordedNode"]:
-        return None if fake.grad_fn is None else cls(level, fake)
-
-    def name(self) -> str:
-        with unseen_by_function_modes():
-            return self._of.grad_fn.name()
-
-    def register_hook(self, hook: Callable) -> Any:
-        return self._registered(prims.register_node_hook, hook)
-
-    def register_prehook(self, hook: Callable) -> Any:
-        return self._registered(prims.register_node_prehook, hook)
-
-    def _registered(self, register: Callable, hook: Callable) -> Any:
-        with unseen_by_function_modes():
-            return self._level.call(register, (self._of, hook), {})
-
-    def _refuse(self, *args: Any) -> Any:
-        raise UnsupportedError("of a node of autograd's graph a trace has the name alone, and takes its hooks: ask for more outside",
-                               where=str(self._level.source()))
-
-    __eq__ = __hash__ = __repr__ = __str__ = __getattr__ = _refuse

@@ -105,10 +105,21 @@ def _saved_names(kind: type) -> tuple[str, ...]:
 
 
 def _saved(node: Any) -> list[torch.Tensor]:
+    if is_packed(node):
+        return []
     if isinstance(node, torch.autograd.function.FunctionCtx):
         return list(node.saved_tensors)
     values = [getattr(node, name) for name in _saved_names(type(node))]
     return [t for v in values for t in (v if isinstance(v, tuple) else (v,)) if isinstance(t, torch.Tensor)]
+
+
+def is_packed(node: Any) -> bool:
+    """Do hooks hold what it keeps? To ask for that runs code: checkpoint's runs a function again."""
+    if isinstance(node, torch.autograd.function.FunctionCtx):
+        packed = [node._raw_saved_tensors]
+    else:
+        packed = [getattr(node, "_raw" + name, ()) for name in _saved_names(type(node))]
+    return any(getattr(p, "unpack_hook", None) is not None for part in packed for p in (part if isinstance(part, tuple) else (part,)))
 
 
 def saved_by(node: Any) -> list[torch.Tensor]:
@@ -130,7 +141,7 @@ def checked_by(node: Any) -> list[torch.Tensor]:
 
 def runs_once(node: Any) -> bool:
     """Does a second backward pass through it raise, unless the graph is retained?"""
-    return node.name() == "torch::autograd::CopySlices" or bool(saved_by(node))
+    return is_packed(node) or node.name() == "torch::autograd::CopySlices" or bool(saved_by(node))
 
 
 def kept_as_made(ends: dict[tuple, int], history: set) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ import torch
 
 from ..errors import UnsupportedError
 from .cached_results import CACHED_FUNCTION, Caches, CacheSlot
-from .frames import is_library_file
+from .frames import is_library_file, is_torch_file
 from .journal import Journal
 from .keys import (BUFFERS, HEAP_TYPE, MISSING, PLAIN, VIEWS, bound_to, contents,
                    freeze, instance_dict, is_container, is_iterator, is_numpy, items_of)
@@ -111,7 +111,8 @@ class KnownState:
         record = self.objects[id(value)] = Known(value, path, slot)
         if kind is types.FunctionType:
             self.functions.setdefault(id(value.__code__), []).append(value)
-            self.journal.add_names(record.space, record.names, path)
+            if not is_torch_file(value.__code__.co_filename):  # which keep what they made at their first call
+                self.journal.add_names(record.space, record.names, path)
             self.journal.add_slot((id(value), CodeSlot.name), CodeSlot(record.space), f"code of {path}")
             for slot in default_slots(value):
                 self.journal.add_slot(slot_key(slot), slot, f"default of {path}")

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import UnsupportedError
 from .fakes import is_fake
-from .function_level import RecordedStorage
+from .stand_ins import RecordedStorage
 from .known import OPERATORS
 from .numbers import Number
 from .reads import StateReads

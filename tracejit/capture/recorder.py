@@ -22,7 +22,7 @@ from ..ir.results import told
 from ..ir.symbol import Symbol, aten_symbol, in_grad_mode
 from ..ir.trace import BoundSymbol, Modes, SourceLine
 from ..ir.trees import flat_leaves, map_leaves, with_leaves
-from ..torch_private import converted, is_composite, kernels_for_open_sizes, taken_by_fakes, unseen_by_function_modes
+from ..torch_private import converted, function_modes_see, is_composite, kernels_for_open_sizes, runs_again, taken_by_fakes, unseen_by_function_modes
 from .fakes import NEEDS_DATA, Fakes, is_fake, real_tensors
 from .hook import unprofiled
 from .known_calls import UNKNOWN, KnownCalls, each_kind_once, note_results, on_paper, on_stand_ins, on_view
@@ -45,7 +45,7 @@ def current_modes() -> Modes:
     for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):
             autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_cache_enabled())
-    return Modes(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
+    return Modes(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, again=runs_again())
 
 
 class Recorder(TorchDispatchMode):
@@ -167,9 +167,9 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
         if func.namespace in _PASS_THROUGH:
             return func(*args, **kwargs or {})
-        if sys.getprofile() is None:
+        if sys.getprofile() is None and not function_modes_see():
             return self._dispatch(func, args, kwargs or {})
-        with unprofiled(), unseen_by_function_modes():    # a call that came past the function level, as from TorchScript
+        with unprofiled(), unseen_by_function_modes():    # a call that came past the function level, as from TorchScript or autograd
             return self._dispatch(func, args, kwargs or {})
 
     def _dispatch(self, func: Any, args: tuple, kwargs: dict) -> Any:

@@ -233,7 +233,8 @@ class _Capture:
                                    "catch it around the jitted function")
         writes, outputs = self.reads.writes(result), []
         linked = bool(writes) and writes[-1].how == "result"
-        if self.level.checkpointed and (len(writes) > linked or any(b.written or b.sym.random for b in self.level.recorder.bound_symbols)):
+        again = self.level.checkpointed and not self.level.takes_gradients     # by a backward pass that is yet to come
+        if self.level.draws_again or again and (len(writes) > linked or any(b.written for b in self.level.recorder.bound_symbols)):
             raise UnsupportedError("checkpoint runs a function again in backward that writes or draws random numbers: "
                                    "leave checkpoint out; the option recompute='always' spares memory")
         structure = self.take(None if linked else result, outputs)

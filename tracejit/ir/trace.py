@@ -52,6 +52,7 @@ class Modes(NamedTuple):
     grad: bool = True
     inference: bool = False
     autocast: Optional[tuple] = None     # (device type, dtype, cache enabled) when on
+    again: bool = False                  # in a function that checkpoint runs again: what was computed before is not kept for it
 
 
 @dataclass(frozen=True, eq=False)

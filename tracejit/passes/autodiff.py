@@ -52,7 +52,8 @@ class Halves:
 def below_autograd(trace: Trace) -> Trace:
     """The modes under which the calls were recorded mean nothing any more: autograd and autocast have done their work."""
     modes = trace.notes["modes"]
-    return trace.replace(bound_symbols=tuple(b if b.modes == modes else replace(b, modes=modes) for b in trace.bound_symbols))
+    below = {again: modes._replace(again=again) for again in (False, True)}
+    return trace.replace(bound_symbols=tuple([b if b.modes == modes else replace(b, modes=below[b.modes.again]) for b in trace.bound_symbols]))
 
 
 class Mixed(UnsupportedError):

@@ -6,6 +6,7 @@ returns them, so no result gains an alias, and so does new memory that is writte
 """
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Collection, Hashable, Optional
 
 import torch
@@ -41,6 +42,7 @@ def cse(trace: Trace) -> Trace:
         for w in b.written:
             version[w.storage] = version.get(w.storage, 0) + 1
         kept.append(b)
+    kept = [replace(b, modes=b.modes._replace(again=False)) if b.modes.again else b for b in kept]
     return trace.replace(stage="cse", bound_symbols=tuple(kept), output=tuple(map(rename, trace.output)))
 
 
@@ -62,4 +64,4 @@ def _key(b: BoundSymbol, version: dict[int, int]) -> Optional[Hashable]:
         reads = ()                                             # a view reads no memory: it is the same at any time
     parts = tuple([(type(a), repr(a)) if isinstance(a, PRINTABLE) else id(a) for a in b.flat_args])
     shape = tuple([len(a) if isinstance(a, (list, tuple)) else -1 for a in b.args])
-    return (b.sym.name, id(b.sym.fn), parts, tuple(b.kwargs), shape, reads)
+    return (b.sym.name, id(b.sym.fn), parts, tuple(b.kwargs), shape, reads, b.modes.again)
