@@ -30,6 +30,7 @@ INVARIANTS = {
     "the call changes ..., which cannot be found again": "a call hands its arguments over, and whatever else is met has a place",
     "... = ... has no text that a script could hold": "a region's reference needs floats, tensors and functions alone",
     "... has no functional form: make it write": "what writes or is opaque is refused before, by its name",
+    "code that nobody sees computes with": "function modes see the user's calls, in backward passes too",
     "a fusion region that no executor has compiled": "the executor that claims a region makes its function, or the region is taken apart",
     "backward needs a value that can be neither kept": "what is kept is memory that eager saves, or a copy of the function's own",
     "... was not kept for backward": "the call catches it, and makes the tangents fit",

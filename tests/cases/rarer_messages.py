@@ -13,7 +13,6 @@ from unittest import mock
 
 import numpy as np
 import torch
-from torch.utils.checkpoint import checkpoint
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
@@ -556,14 +555,6 @@ def probability_above_one():
 @use
 def loss_of_one_row():
     tracejit.jit(lambda x, t: functional.multilabel_margin_loss(x, t, reduction="none"), fallback="error")(torch.ones(3), torch.tensor([1, -1, 0]))
-
-
-HELD = torch.nn.Linear(3, 3)
-
-
-@program(args=lambda: (torch.ones(2, 3, requires_grad=True),))
-def code_that_nobody_sees_takes_gradients_of_held_weights(x):
-    checkpoint(HELD, x, use_reentrant=True).sum().backward()
 
 
 @program

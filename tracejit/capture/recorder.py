@@ -285,8 +285,8 @@ class Recorder(TorchDispatchMode):
         if is_fake(t):
             return t
         if t.requires_grad and torch.is_grad_enabled():        # the history would lead to the caller's tensor, and gradients to its `.grad`
-            raise UnsupportedError("code within a backward pass, as of checkpoint(use_reentrant=True), computes with a tensor of the caller's "
-                                   "under autograd: use_reentrant=False, or call backward outside of the function", where=str(self.source()))
+            raise UnsupportedError("code that nobody sees computes with a tensor of the caller's under autograd: call it outside of the function",
+                                   where=str(self.source()))
         fake = self.fakes.find(t)
         return self.on_new_input(t) if fake is None else fake
 
