@@ -273,6 +273,12 @@ def checkpoints_what_draws(x):
     return checkpoint(lambda x: x * torch.rand(3), x, use_reentrant=False)
 
 
+@program(args=lambda: (x().requires_grad_(),))
+def computes_a_result_from_one_of_checkpoint(x):
+    first = checkpoint(lambda x: x.exp(), x, use_reentrant=False)
+    return first, first * 2
+
+
 @use
 def second_derivative_of_what_writes():
     def writes(x, state):

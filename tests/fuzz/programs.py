@@ -27,7 +27,7 @@ class Options:
     """What programs may contain."""
     large: bool = False         # shapes beyond the L2 cache and beyond one thread's share
     grad: bool = False          # arguments that require grad, and backward passes
-    branches: bool = False      # `.item()` and branches on tensor values, which a tracer cannot follow
+    branches: bool = False      # what a tracer cannot always follow: `.item()`, branches on tensor values, checkpoint
     max_statements: int = 12
     sizes: bool = False         # calls with arguments of other sizes
 

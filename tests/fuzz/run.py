@@ -160,7 +160,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--whole", action="store_true", help="with --only: print the program as drawn")
     parser.add_argument("--large", action="store_true", help="shapes beyond the caches")
     parser.add_argument("--grad", action="store_true", help="arguments that require grad, and backward")
-    parser.add_argument("--branches", action="store_true", help=".item() and branches on values")
+    parser.add_argument("--branches", action="store_true", help=".item(), branches on values, checkpoint")
     parser.add_argument("--sizes", action="store_true", help="calls with arguments of other sizes")
     parser.add_argument("--statements", type=int, default=12, help="at most so many statements")
     parser.add_argument("--threads", type=int, default=1)

@@ -21,7 +21,9 @@ import textwrap
 from typing import Any, Callable
 
 import torch
+import torch.utils.checkpoint
 
+from tests.fuzz.observe import mentions
 from tests.fuzz.programs import Scope, Statement, Tape
 
 VIEWS = """
@@ -168,6 +170,8 @@ def draw_statement(scope: Scope) -> Statement | None:
         return None
     if scope.options.grad and wrap >= 80:
         text = f"with torch.no_grad():\n    {text}"
+    elif scope.options.grad and scope.options.branches and wrap >= 60 and ";" not in template and template.startswith("{o} = "):
+        text = _checkpointed(*text.split(" = ", 1), scope)
     elif scope.options.grad and wrap < 20 and "{w}" in template:
         return None
     error = _run(text, scope)
@@ -181,6 +185,12 @@ def draw_statement(scope: Scope) -> Statement | None:
         return None
     scope.tensors += defines if made else []
     return Statement(text, tuple(defines))
+
+
+def _checkpointed(name: str, expression: str, scope: Scope) -> str:
+    """The assignment with what it computes run again in backward."""
+    given = ", ".join(t for t in dict.fromkeys(scope.tensors) if t.isidentifier() and mentions(expression, t))
+    return f"{name} = torch.utils.checkpoint.checkpoint(lambda {given}: {expression}, {given and given + ', '}use_reentrant=False)"
 
 
 def _run(text: str, scope: Scope) -> Exception | None:

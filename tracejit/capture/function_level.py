@@ -91,7 +91,9 @@ class FunctionLevel(TorchFunctionMode):
         self.named: set[int] = set()         # ids of the fakes that a name stands for at this level
         self.unnamed = ""                    # what works on a tensor that no call at this level made, if anything does
         self.host_reads: list[tuple[str, torch.Tensor, Any]] = []     # (what, real tensor, value it had)
-        self.checkpointed = self.draws_again = False
+        self.checkpointed = self.draws_again = False                  # a function runs again in backward; it draws random numbers
+        self.made_again: dict[Callable, set[int]] = {}                # by what packs for it: storages that it makes
+        self.read_again: set[int] = set()                             # and of others those that it reads or writes
         self.calls_back = ""                 # the line of what makes the backward pass run code of the user's
         self.takes_gradients = self.takes_gradients_at = ""           # a backward pass within the call, and its line
         self.in_backward = False
@@ -308,7 +310,12 @@ class FunctionLevel(TorchFunctionMode):
         if hooks is None or self.in_backward:
             return
         self.checkpointed = True
-        self.draws_again = self.draws_again or any(b.sym.random for b in self.recorder.bound_symbols[first:])
+        made = self.made_again.setdefault(hooks[0], set())
+        for b in self.recorder.bound_symbols[first:]:
+            self.draws_again = self.draws_again or b.sym.random
+            read = {a.storage for a in b.tensor_args}
+            self.read_again |= read - made
+            made |= {o.storage for o in b.tensor_outputs} - read
         if hooks[0].__module__ != "torch.utils.checkpoint":
             raise UnsupportedError("saved_tensors_hooks are set inside the function: leave them out; the option recompute='always' "
                                    "spares memory", where=str(self.source()))

@@ -234,7 +234,8 @@ class _Capture:
         writes, outputs = self.reads.writes(result), []
         linked = bool(writes) and writes[-1].how == "result"
         again = self.level.checkpointed and not self.level.takes_gradients     # by a backward pass that is yet to come
-        if self.level.draws_again or again and (len(writes) > linked or any(b.written for b in self.level.recorder.bound_symbols)):
+        if self.level.draws_again or again and (len(writes) > linked or any(
+                w.storage in self.level.read_again for b in self.level.recorder.bound_symbols for w in b.written)):
             raise UnsupportedError("checkpoint runs a function again in backward that writes or draws random numbers: "
                                    "leave checkpoint out; the option recompute='always' spares memory")
         structure = self.take(None if linked else result, outputs)
@@ -258,8 +259,8 @@ class _Capture:
         joint, views = None, ()
         if because == AUTOGRAD:
             joint, views, because = self.join(ops, outputs)
-        if because and unnamed:
-            raise UnsupportedError(f"{because}\n{unnamed}")
+        if because and (unnamed or again):
+            raise UnsupportedError(f"{because}\n{unnamed or 'Nor can the call run as recorded: checkpoint acts on what autograd keeps'}")
         return Capture(calls, ops, structure, results, tuple(effects), self.guards(ops), because, grads, spent, joint, views, unnamed,
                        defined_at(self.fn), tuple(self.hearing.found), self.fn if self.hearing.found else None)
 
@@ -292,6 +293,8 @@ class _Capture:
             refuse_what_aliases(recording)
             refuse_derivatives(recording)
             refuse_hooks_on_results(recording, level.hooked)
+            if level.checkpointed and recording.inner:         # their tangents are laid out in many ways, and it runs for one
+                raise NoSplit("checkpoint, and results that are computed from each other: return a copy, as .clone() makes one")
             joint = None
             if recording.differentiable:
                 calls_back = level.calls_back or level.hooked or level.checkpointed

@@ -4,8 +4,6 @@ from __future__ import annotations
 import math
 from typing import Iterable
 
-import torch
-
 from .index import Index, Var, atoms, disjoint
 from .kernel import HEAVY, Expr, Kernel, below, variables
 
@@ -35,11 +33,6 @@ def count(k: Kernel, size: int) -> None:
 def weight(e: Expr) -> int:
     """Operations that a value costs beside its arguments."""
     return 16 if e.op in HEAVY else 4 if e.op == "round" else 0 if e.op == "const" else 1
-
-
-def is_costly(k: Kernel) -> bool:
-    """Does it compute a function, in single precision, that costs more than to move its bytes?"""
-    return any(e.op in HEAVY and e.dtype is not torch.float64 for e in k.expressions)
 
 
 def length(kernels: Iterable[Kernel]) -> int:

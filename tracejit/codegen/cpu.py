@@ -15,7 +15,7 @@ from .dialect import Dialect
 from .kernel import Kernel
 from .schedules import Body, Writer, write
 
-GRAIN = 384 << 10            # bytes and operations below which another thread costs more than it brings
+GRAIN = 512 << 10            # bytes and operations below which another thread costs more than it brings
 MOST_THREADS = 64
 PRELUDES = ("prelude.c", "functions.c", "doubles.c")
 
@@ -118,8 +118,7 @@ def work_of(kernel: Kernel) -> int:
 
 def most_threads(kernel: Kernel, body: Body) -> int:
     """How many threads have enough to do."""
-    work = work_of(kernel) // GRAIN
-    return max(1, min(work, body.units, MOST_THREADS))
+    return min(1 + work_of(kernel) // GRAIN, body.units, MOST_THREADS)
 
 
 def _entry(kernel: Kernel, w: Writer, body: Body, pointers: Block) -> list[str]:

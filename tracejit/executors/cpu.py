@@ -13,9 +13,10 @@ from weakref import WeakSet
 
 import torch
 
-from ..codegen.calls import call_of
-from ..codegen.cost import is_costly, length
-from ..codegen.kernel import CannotLower
+from ..codegen.calls import Call, call_of
+from ..codegen.cost import length
+from ..codegen.kernel import FLOATS, CannotLower
+from ..codegen.ops import row_of
 from ..codegen.source import Source, source_of
 from ..errors import FallbackWarning, UnsupportedError
 from ..ir.symbol import Symbol
@@ -89,8 +90,8 @@ class CpuExecutor(Executor):
 
     def fuse(self, region: BoundSymbol) -> Optional[BoundSymbol]:
         """The region with a function that runs it, or None."""
-        calls = sum(bool(b.tensor_args) and not call_of(b).is_view for b in region.subsymbols)
-        if self.broken or calls > self.max_region_ops or calls == 1 and self.allow_single_op_fusion is False:
+        calls = [c for c in map(call_of, (b for b in region.subsymbols if b.tensor_args)) if not c.is_view]
+        if self.broken or len(calls) > self.max_region_ops or len(calls) < 2 and not self._fuses_alone(calls):
             return None
         try:
             source = source_of(region, self.fast)
@@ -100,11 +101,16 @@ class CpuExecutor(Executor):
             if check_traces():
                 raise
             return None
-        if calls <= 1 and self.allow_single_op_fusion is None and not any(map(is_costly, source.kernels)):
-            return None                                        # memory bounds it, and torch's own is as fast
         if length(source.kernels) > LONGEST and len(region.subsymbols) > 1:
             return None                                        # two kernels compile sooner
         return replace(region, sym=Symbol(region.sym.name, _Uncompiled(source, region.sym.fn)), executor=self.name)
+
+    def _fuses_alone(self, calls: list[Call]) -> bool:
+        """Torch's own kernel of a call that memory bounds is as fast, and so are its functions of doubles."""
+        if self.allow_single_op_fusion is not None:
+            return self.allow_single_op_fusion
+        rows = [row_of(c) for c in calls if c.dtype in FLOATS and c.dtype is not torch.float64]
+        return any(row is not None and row.heavy for row in rows)
 
     @contextmanager
     def finishing(self, regions: list[BoundSymbol]) -> Iterator[Callable[[], Optional[list[BoundSymbol]]]]:
