@@ -209,6 +209,15 @@ def test_a_value_that_others_take_as_one_view_is_handed_out_as_that_view():
     assert [r.output[0].shape for r in check(lambda a, b: torch.mm((torch.exp(a) * b).t(), b), x, y).regions] == [(3, 4)]
 
 
+def test_a_region_that_writes_hands_out_values_as_they_are():
+    """A view of what is made from memory that it writes is no value of it: the proof refuses that."""
+    def viewed(a, b):
+        v = a.view(4, 3)
+        a.sigmoid_().mul_(2)
+        return torch.mm(v, b)
+    assert [r.output[0].shape for r in check(viewed, x, y).regions] == [(3, 4)]
+
+
 # ---------------------------------------------------------------- the graph
 
 def test_edges_join_what_overlaps_and_nothing_else():

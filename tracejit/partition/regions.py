@@ -313,7 +313,8 @@ class Emission:
         """Emit g as a region; False when its executor does not make a kernel of it."""
         if self.regions >= self.fuel or len(g.calls) == 1 and getattr(g.executor, "allow_single_op_fusion", False) is False:
             return False
-        given = [self.handed_out(o, g.executor) for n in sorted(g.calls) for o in self.known.outputs(n) if o in self.wanted]
+        writes = any(self.calls[n].written for n in g.calls)   # then a view of a value may be made from memory that is written
+        given = [(o, []) if writes else self.handed_out(o, g.executor) for n in sorted(g.calls) for o in self.known.outputs(n) if o in self.wanted]
         viewed = [n for _, way in given for n in way]
         inside = self.inside(g.executor, [n for n in [*g.calls, *viewed] if n != g.postponed])
         if g.postponed is not None:                            # the last, whatever stood between in the program
