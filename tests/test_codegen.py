@@ -480,3 +480,24 @@ def test_functions_of_doubles_are_within_two_ulps(name):
     got, want = fused(fn, x), fn(x)
     assert ulps(got, want) <= 3
     same(got[got == 0], want[got == 0])
+
+
+def test_a_region_like_an_earlier_one_has_its_text_and_its_own_memory():
+    from tracejit.codegen.source import Sources, source_of
+    linear = torch.nn.Linear(64, 64)
+
+    def fn(x, scale):
+        for _ in range(3):
+            x = linear(F.layer_norm(x.tanh() * scale + 1, (64,)).masked_fill(x > 2, 0.5)).exp()
+        return x, scale.mul_(2)
+    args = torch.rand(64, 64), torch.rand(64)
+    with torch.no_grad():
+        jitted = tracejit.jit(fn, executors=["cpu"], fallback="error")
+        wanted, got = (f(*(a.clone() for a in args)) for f in (fn, jitted))
+    for a, b in zip(got, wanted):
+        torch.testing.assert_close(a, b)
+    regions, sources = jitted.last_traces[-1].regions, Sources()
+    made = [sources.source_of(r, False) for r in regions]
+    assert len({s.text for s in made}) < len(made)
+    for source, own in zip(made, (source_of(r) for r in regions)):
+        assert source.body == own.body and source.buffers == own.buffers and source.made == own.made

@@ -18,7 +18,7 @@ from regions import FuseRuns, fused
 from tracejit.codegen.schedules import COLUMN_UNIT
 from tracejit.errors import FallbackWarning
 from tracejit.executors.cpu import CpuExecutor
-from tracejit.executors import compiler, cpu, kernel_cache
+from tracejit.executors import compiler, kernel_cache
 from tracejit.executors.buffers import allocator
 from tracejit.executors.kernel_cache import CompilerError, KernelCache, NoCompiler
 
@@ -311,12 +311,13 @@ def test_with_a_broken_compiler_calls_fall_back_with_one_warning(kind, message, 
 
 def test_a_kernel_that_does_not_compile_leaves_the_others_fused(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACEJIT_CHECK", "0")
-    source_of = cpu.source_of
+    from tracejit.codegen import source as sources
+    source_of = sources.source_of
 
     def careless(region, *more):
         source = source_of(region, *more)
         return replace(source, text="no C", body="no C") if any(b.sym.packet == "exp" for b in region.subsymbols) else source
-    monkeypatch.setattr(cpu, "source_of", careless)
+    monkeypatch.setattr(sources, "source_of", careless)
     jitted = tracejit.jit(two_regions, fallback="error", executors=["cpu"], executor_options={"cpu": {"kernel_cache": tmp_path / "c"}})
     x = torch.randn(8, 16)
     with pytest.warns(FallbackWarning, match=r"the source is \S+\.c"):

@@ -155,6 +155,7 @@ def _prelude(*names: str) -> tuple[str, list[tuple[frozenset[str], str]]]:
     return chunks[0], helpers
 
 
+@lru_cache(256)
 def with_helpers(text: str, *preludes: str) -> str:
     """The text below exactly the helpers that it calls."""
     base, helpers = _prelude(*(preludes or PRELUDES))

@@ -1,14 +1,15 @@
-"""Nests that are the same up to the storages that they work on: lowered once, and one function for all.
+"""Nests, and regions, that are the same up to the storages that they work on: lowered once, and one function for all.
 
 Two nests with equal signatures have equal kernels; `Repeats` renames the buffers of the first one's.
 """
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Callable, Hashable
+from typing import Any, Callable, Hashable, Mapping
 
 from ..ir.alike import structure_key
 from ..ir.proxy import TensorProxy
+from ..ir.trace import BoundSymbol
 from .calls import Call, Region, reads
 from .kernel import Buffer, Kernel
 from .lower import Nest
@@ -43,9 +44,7 @@ class Signature:
         return c.name, c.overload, own, shape, tuple(map(self._argument, c.bsym.flat_args)), made
 
     def _argument(self, a: Any) -> Hashable:
-        if isinstance(a, TensorProxy):
-            return self._tensor(a)
-        return (type(a), repr(a)) if isinstance(a, (int, float, bool, str, type(None))) else (type(a), id(a))
+        return self._tensor(a) if isinstance(a, TensorProxy) else _constant(a)
 
     def _tensor(self, p: TensorProxy) -> Hashable:
         number = self.storages.setdefault(p.storage, len(self.storages))
@@ -55,6 +54,30 @@ class Signature:
 
 def _layout(p: TensorProxy) -> Hashable:
     return p.shape, p.stride, p.offset, p.dtype, p.number
+
+
+def _constant(a: Any) -> Hashable:
+    return (type(a), repr(a)) if isinstance(a, (int, float, bool, str, type(None))) else (type(a), id(a))
+
+
+def region_key(region: BoundSymbol) -> tuple[Hashable, list[int]]:
+    """What a region computes, its storages numbered as they appear; and these. Its constants are told by identity."""
+    storages: dict[int, int] = {}
+
+    def leaf(a: Any) -> Hashable:
+        return (storages.setdefault(a.storage, len(storages)), _layout(a)) if isinstance(a, TensorProxy) else _constant(a)
+    calls = tuple([(b.sym, structure_key(b.args, b.kwargs), tuple(map(leaf, b.flat_args)), tuple(map(leaf, b.flat_outputs)))
+                   for b in region.subsymbols])
+    return (calls, tuple(map(leaf, region.tensor_outputs))), list(storages)
+
+
+def renamed(kernel: Kernel, storages: Mapping[int, int]) -> Kernel:
+    """A kernel that is the same but for the storages."""
+    buffers = {}
+    for b in kernel.buffers.values():
+        name = f"b{storages[b.storage]}_{b.name.split('_')[1]}"
+        buffers[name] = Buffer(name, storages[b.storage], b.dtype, b.written)
+    return replace(kernel, buffers=buffers, same_as=kernel.same_as or kernel)
 
 
 class Repeats:
@@ -68,9 +91,4 @@ class Repeats:
             self.known[signature.key] = lower(), signature.storages
             return self.known[signature.key][0]
         kernel, storages = self.known[signature.key]
-        renamed = dict(zip(storages, signature.storages))      # both in order of their numbers
-        buffers = {}
-        for b in kernel.buffers.values():
-            name = f"b{renamed[b.storage]}_{b.name.split('_')[1]}"
-            buffers[name] = Buffer(name, renamed[b.storage], b.dtype, b.written)
-        return replace(kernel, buffers=buffers, same_as=kernel)
+        return renamed(kernel, dict(zip(storages, signature.storages)))        # both in order of their numbers

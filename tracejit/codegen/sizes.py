@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from sys import intern
 from typing import Collection, Iterable, Optional, Sequence, Union
 
@@ -70,6 +71,7 @@ def table(values: Iterable[Union[int, float]]) -> bytes:
     return b"".join(struct.pack("d" if isinstance(n, float) else "q", n) for n in values)
 
 
+@lru_cache(256)
 def parted(text: str) -> Parted:
     between, numbers, end = [], [], 0
     for m in _TOKEN.finditer(text):

@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Iterable, Optional, Union
+from dataclasses import dataclass, replace
+from typing import Hashable, Iterable, Optional, Union
 
 from ..ir.cached import cached_property
 from ..ir.proxy import TensorProxy
@@ -13,6 +13,7 @@ from .cpu import MOST_THREADS, Function, function_of, with_helpers, work_of
 from .kernel import Buffer, Kernel
 from .lower import Note
 from .nests import Nests
+from .repeats import region_key, renamed
 from .sizes import Parted, parted
 
 ENTRY = "tj_region"
@@ -88,9 +89,36 @@ def source_of(region: BoundSymbol, fast: bool = False, note: Optional[Note] = No
     functions = {b.text: b.kernels[0].same_as or b.kernels[0] for b in every}
     kernels = tuple(k for b in every for k in b.kernels)
     body = "\n".join([*functions, *_entry(every)])
-    return Source(with_helpers(body), body, tuple(b for k in kernels for b in (None, *k.buffers.values())), nests.made_storages, kernels,
+    return Source(with_helpers(body), body, _pointers(kernels), nests.made_storages, kernels,
                   any(k.checks for k in kernels), max((b.threads for b in every), default=1),
                   functions, fast)
+
+
+class Sources:
+    """Sources of regions, written once for those that are the same up to the storages that they work on."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, tuple[Source, list[int], BoundSymbol]] = {}        # the region keeps its constants alive
+
+    def source_of(self, region: BoundSymbol, fast: bool) -> Source:
+        """As the function of this name."""
+        key, storages = region_key(region)
+        known = self._known.get((key, fast))
+        if known is None:
+            source = source_of(region, fast)
+            self._known[key, fast] = source, storages, region
+            return source
+        source, other = known[0], dict(zip(known[1], storages))
+        kernels = tuple(renamed(k, other) for k in source.kernels)
+        roots = {o.storage: o for b in reversed(region.subsymbols) for o in b.tensor_outputs}
+        return replace(source, kernels=kernels, buffers=_pointers(kernels), made={other[s]: roots[other[s]] for s in source.made})
+
+    def forget(self) -> None:
+        self._known.clear()
+
+
+def _pointers(kernels: Iterable[Kernel]) -> tuple[Optional[Buffer], ...]:
+    return tuple(b for k in kernels for b in (None, *k.buffers.values()))
 
 
 def together(bodies: Iterable[tuple[str, str]]) -> str:

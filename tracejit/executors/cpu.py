@@ -17,7 +17,7 @@ from ..codegen.calls import Call, call_of
 from ..codegen.cost import length
 from ..codegen.kernel import FLOATS, CannotLower
 from ..codegen.ops import row_of
-from ..codegen.source import Source, source_of
+from ..codegen.source import Source, Sources
 from ..errors import FallbackWarning, UnsupportedError
 from ..ir.symbol import Symbol
 from ..ir.trace import BoundSymbol
@@ -57,7 +57,7 @@ class CpuExecutor(Executor):
         self.broken = False                                    # there is no compiler that works: said once
         self.refused: WeakSet[BoundSymbol] = WeakSet()         # calls that the compiler failed on
         self.fast = False
-        self.shared = SharedCode()
+        self.shared, self.sources = SharedCode(), Sources()
 
     def with_numerics(self, numerics: str) -> CpuExecutor:
         """fast: `a * b + c` may be rounded once, and half-precision values are rounded where they are stored, not at every op."""
@@ -94,7 +94,7 @@ class CpuExecutor(Executor):
         if self.broken or len(calls) > self.max_region_ops or len(calls) < 2 and not self._fuses_alone(calls):
             return None
         try:
-            source = source_of(region, self.fast)
+            source = self.sources.source_of(region, self.fast)
         except RecursionError:                                 # a value that hangs on hundreds of others, one on the next: two kernels
             return None
         except CannotLower:
@@ -115,6 +115,7 @@ class CpuExecutor(Executor):
     @contextmanager
     def finishing(self, regions: list[BoundSymbol]) -> Iterator[Callable[[], Optional[list[BoundSymbol]]]]:
         """Compiled, all at a time, from now on. The calls of regions that the compiler fails on are not fused."""
+        self.sources.forget()                                  # the next are another program's
         sources = [r.sym.fn.source for r in regions]
         codes = self._codes(regions, sources)
         with self.cache.building([c.body for c in codes]) as built:
