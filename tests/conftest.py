@@ -2,6 +2,7 @@
 import os
 import shutil
 import tempfile
+import zlib
 
 # Before torch is imported: thread pools are sized once. The checker runs after every stage of every compile.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -39,10 +40,16 @@ def pytest_collection_modifyitems(config, items):
     skip_what_cannot_run(items)
     if FULL:
         return
-    left_out = [item for item in items if item.get_closest_marker("full")]
+    left_out = {item for item in items if is_left_out(item)}
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("full")]
+        items[:] = [item for item in items if item not in left_out]
+
+
+def is_left_out(item):
+    """The ordinary run leaves out what is marked `full`, and of what is marked `one_in(n)` all but every n-th, told by the name."""
+    share = item.get_closest_marker("one_in")
+    return bool(item.get_closest_marker("full") or share and zlib.crc32(item.nodeid.encode()) % share.args[0])
 
 
 def skip_what_cannot_run(items):

@@ -69,6 +69,7 @@ BINARY = {
 
 
 @pytest.mark.parametrize("name,dtype", [(n, d) for n, (_, ds) in BINARY.items() for d in ds], ids=str)
+@pytest.mark.one_in(2)
 def test_two_operands(name, dtype):
     """In whole vectors: for the rest of a row eager rounds alpha * b once more, and its vector fmod fails on denormals."""
     fn, shape = BINARY[name][0], (8, 96) if "alpha" in name else (7, 83)
@@ -96,6 +97,7 @@ UNARY = {
 
 
 @pytest.mark.parametrize("name,dtype", [(n, d) for n, (_, ds) in UNARY.items() for d in ds], ids=str)
+@pytest.mark.one_in(2)
 def test_one_operand(name, dtype):
     exact(UNARY[name][0], values((7, 83), dtype))
 
@@ -113,6 +115,7 @@ def test_square_roots_are_correctly_rounded(dtype):
 
 
 @pytest.mark.parametrize("source,target", [p for p in itertools.product(ALL, ALL) if p[0] != p[1]], ids=str)
+@pytest.mark.one_in(2)
 def test_casts(source, target):
     x = random((5, 61), source)
     if source.is_floating_point and (target.is_floating_point or target is torch.bool):
@@ -121,6 +124,7 @@ def test_casts(source, target):
 
 
 @pytest.mark.parametrize("a,b", [p for p in itertools.product(ALL, ALL) if p[0] != p[1] and torch.bool not in p], ids=str)
+@pytest.mark.one_in(2)
 def test_type_promotion(a, b):
     exact(lambda p, q: p * q, random((3, 41), a), random((3, 41), b, seed=1))
     exact(lambda p, q: p < q, random((3, 41), a), random((3, 41), b, seed=1))
@@ -319,6 +323,7 @@ def closer(got, want, truth):
 
 @pytest.mark.parametrize("name,dtype", [(n, d) for n, (_, ds) in REDUCTIONS.items() for d in ds], ids=str)
 @pytest.mark.parametrize("dim", [None, 0, 1, 2, (0, 2), (1, 2)], ids=str)
+@pytest.mark.one_in(2)
 def test_reductions(name, dtype, dim):
     fn = REDUCTIONS[name][0]
     x = random((5, 37, 66), dtype)
@@ -364,6 +369,7 @@ def test_nan_in_reductions(name, dim):
 
 @pytest.mark.parametrize("dtype", NUMERIC, ids=str)
 @pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.one_in(2)
 def test_scans(dtype, dim):
     x = random((5, 37, 66), dtype)
     exact(lambda t: t.cumsum(dim), x)

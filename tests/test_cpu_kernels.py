@@ -429,6 +429,7 @@ VECTORS = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", VECTORS)
+@pytest.mark.one_in(2)
 def test_every_function_is_computed_in_vectors(name, dtype, tmp_path):
     """A loop with one call of the C library, or with a jump, takes up to twenty times as long."""
     if "clang" in compiler.machine():

@@ -220,6 +220,7 @@ OF_TRACEJIT = {losses: "def nll_loss_gather", normed: "def restride"}      # wha
     (normed, (torch.randn(4, 8, 5), torch.zeros(8), torch.ones(8), torch.ones(8, requires_grad=True), torch.zeros(8))),
     (losses, (torch.randn(6, 8), torch.tensor([1, 4, 2, 0, 7, 3])))],
     ids=["decode", "writes", "norm", "loss"])
+@pytest.mark.one_in(2)
 def test_reproduction_scripts_run_alone_and_find_a_wrong_kernel(fn, arguments, tmp_path):
     compiled = tracejit.jit(fn, executors=["cpu"], fallback="error")
     compiled(*arguments)

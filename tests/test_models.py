@@ -160,7 +160,7 @@ def step(model, inputs, seed):
 
 @every_model
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize("executors", [pytest.param(None, marks=pytest.mark.compiler), ["torch"]], ids=["fused", "torch"])
+@pytest.mark.parametrize("executors", [pytest.param(None, marks=pytest.mark.compiler), pytest.param(["torch"], marks=pytest.mark.full)], ids=["fused", "torch"])
 def test_forward_is_as_eager(build, training, executors):
     model, jitted, inputs = pair(build, training, executors=executors)
     with torch.no_grad():
@@ -175,7 +175,7 @@ def test_forward_is_as_eager(build, training, executors):
     assert jitted.cache_info().fallbacks == 0
 
 
-each_executor = pytest.mark.parametrize("executors", [None, ["torch"]], ids=["fused", "torch"])
+each_executor = pytest.mark.parametrize("executors", [None, pytest.param(["torch"], marks=pytest.mark.full)], ids=["fused", "torch"])
 
 
 def rounded(a, b):

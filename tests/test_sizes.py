@@ -119,6 +119,7 @@ SUMS = (rows, columns, in_place)         # compilers add in another order where 
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+@pytest.mark.one_in(2)
 def test_other_sizes_give_what_eager_gives(tmp_path, program):
     shared, alone = executor(tmp_path), executor(tmp_path, share_code=False)
     jitted, special = (tracejit.jit(program, executors=[e], fallback="error") for e in (shared, alone))
