@@ -27,7 +27,7 @@ def random_ops_draw_from_the_default_generator(monkeypatch):
 
 
 def marks(op):
-    """Three quarters of the ops, chosen by a stable hash of their names, belong to the full run only."""
+    """Five sixths of the ops, chosen by a stable hash of their names, belong to the full run only."""
     return () if zlib.crc32(op.formatted_name.encode()) % 6 == 1 else (pytest.mark.full,)
 
 

@@ -116,7 +116,10 @@ def _saved(node: Any) -> list[torch.Tensor]:
 def is_packed(node: Any) -> bool:
     """Do hooks hold what it keeps? To ask for that runs code: checkpoint's runs a function again."""
     if isinstance(node, torch.autograd.function.FunctionCtx):
-        packed = [node._raw_saved_tensors]
+        try:
+            packed = [node._raw_saved_tensors]
+        except RuntimeError:                                   # it has been freed
+            return False
     else:
         packed = [getattr(node, "_raw" + name, ()) for name in _saved_names(type(node))]
     return any(getattr(p, "unpack_hook", None) is not None for part in packed for p in (part if isinstance(part, tuple) else (part,)))

@@ -15,7 +15,7 @@ from .dialect import Dialect
 from .kernel import Kernel
 from .schedules import Body, Writer, write
 
-GRAIN = 512 << 10            # bytes and operations below which another thread costs more than it brings
+GRAIN = 768 << 10            # bytes and operations from which a second thread is worth it
 MOST_THREADS = 64
 PRELUDES = ("prelude.c", "functions.c", "doubles.c")
 
