@@ -20,7 +20,7 @@ from tracejit.errors import FallbackWarning
 from tracejit.executors.cpu import CpuExecutor
 from tracejit.executors import compiler, kernel_cache
 from tracejit.executors.buffers import allocator
-from tracejit.executors.kernel_cache import CompilerError, KernelCache, NoCompiler
+from tracejit.executors.kernel_cache import CompilerError, NoCompiler
 
 pytestmark = pytest.mark.compiler
 

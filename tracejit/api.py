@@ -29,7 +29,7 @@ from .options import Options, log_topics, make_options
 from .pipeline import lower
 from .runtime.call_core import Calls, called_in_c, hits, paused
 from .executors.compile_lock import compile_lock
-from .runtime.entry import Entry, make_entry, trimmed
+from .runtime.entry import Entry, trimmed
 from .runtime.program import stack_level
 from .runtime.template import Templates, fits
 
@@ -158,17 +158,17 @@ class CompiledFunction:
         if entry is not None:
             self._hits += 1
             return entry, self._tables.setdefault(key, EntryTable()).add(guards, inputs, entry)
-        places = Places.of(table.groups.values() if table is not None else (), inputs, self._opened, self._closed)
+        places = self._templates.places(table, opened, inputs, self._opened, self._closed)
         try:
-            captured, lowered = self._templates.compiled(opened, inputs, functools.partial(self._lowered, inputs, places), _ProgramError)
+            captured, lowered, entry = self._templates.compiled(opened, inputs, places, self._closed,
+                                                                functools.partial(self._lowered, inputs), _ProgramError)
         except (UnsupportedError, _ProgramError):
             if not places.all:
                 raise
             self._closed |= places.suspects                    # the program needs the value of one of these
             inputs = self._floats.opened(inputs.plain or inputs, key[1], self._closed)
             return self._compile(inputs, (inputs.key, key[1]))
-        self._opened.update((p.ident, p) for p in places.state)
-        entry = make_entry(captured, lowered.traces[-1], lowered.backward, bool(lowered.replayed))
+        self._opened.update((p.ident, p) for p in (*places.state, *places.integers))
         why = self._retraces.note(inputs, key[1], captured.guards)
         tensors = self._tables.setdefault(key, EntryTable()).add(captured.guards, inputs, entry)
         self.last_traces, self.replayed_because = lowered.traces, lowered.replayed
@@ -189,7 +189,7 @@ class CompiledFunction:
             raise
         except Exception as error:                             # the program's own error, of any class: eager shows it
             raise _ProgramError from error
-        fit = opening is None or fits(captured, opening.relations)
+        fit = opening is None or fits(captured, opening)
         try:
             return captured, lower(captured, self.options) if fit else None
         except EagerRefuses as error:

@@ -23,8 +23,8 @@ class Options:
     recompute: what the backward pass computes again instead of keeping it: what costs nothing inside a kernel ("fused"),
         nothing ("never"), or whatever spares memory ("always").
     transforms: functions Trace -> Trace, applied in order to the functionalized trace.
-    dynamic: which sizes of arguments compiles leave open, so that what is compiled holds for others, too: those that have changed, and
-        those marked by `mark_dynamic` (None), all (True) or none (False).
+    dynamic: which sizes of arguments, and integers, compiles leave open, so that what is compiled holds for others, too: those that
+        have changed, and those marked by `mark_dynamic` (None), all (True) or none (False).
     name: how the function is called in traces and messages; default: its own name.
     """
 

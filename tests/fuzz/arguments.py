@@ -20,6 +20,8 @@ LARGE = ((10, (640, 1024)), (8, (3, 300007)), (6, (1000003,)), (4, (33, 32771)),
 CHANGING = (0.5, 0.25, 1.5, -0.75, 0.0, 1e5)                     # an input of the program from its second value on
 SCALARS = ((70, ()), (22, (2, 2, 0.5, 3, -1, True)), (8, CHANGING))
 OTHER_SIZES = (1, 2, 3, 5, 7, 9, 17, 33, 64, 0)
+COUNTED = ("n", "n = [2]")
+COUNTS = (3, 4, 5, 6, 7, 2, 1, 0, -1, -5, 100, 2**31, 2**53 + 1)      # what the caller puts into n[0]
 BACKWARD = ("together", "together", "each", "twice", "hooks", "written", "overwritten", "detached", "retained", "among", "asked")
 SEPARATE, SAME, POOL = "separate", "same object", "a view of the pool"
 
@@ -38,7 +40,7 @@ class Signature:
     tensors: tuple[Tensor, ...]
     packing: str                    # "flat", "list" or "dict": how the last two tensors are passed
     scalar: tuple                   # the values that `s` may have, none where there is no `s`
-    outer: tuple[tuple[str, str], ...]
+    outer: tuple[tuple[str, str], ...]      # names outside the program, and the lines that make them: tensors, and `n`, [an integer]
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -71,12 +73,13 @@ def draw_signature(tape: Tape, options: Options) -> Signature:
     packing = tape.weighted(((85, "flat"), (8, "list"), (7, "dict"))) if count > 1 else "flat"
     outer = tuple((name, f"{name} = {_data(seed, first_shape, 'float32')}")
                   for name, seed in (("w", 91), ("W", 92)) if tape.chance(15))
+    outer += (COUNTED,) * (options.sizes and tape.chance(30))
     return Signature(tuple(tensors), packing, tape.weighted(SCALARS), outer)
 
 
 def draw_call(signature: Signature, tape: Tape, number: int, options: Options) -> Call:
     """One call. The first is mostly plain; a later one may repeat the arguments, alias them anew, or have other sizes."""
-    if number and tape.chance(75 if signature.scalar == CHANGING else 25):
+    if number and tape.chance(75 if signature.scalar == CHANGING or COUNTED in signature.outer else 25):
         again = tuple(f"{t.name}{number} = {t.name}{number - 1}" for t in signature.tensors)
         return Call(again, _pack(signature, number, tape), _after(signature, tape, options))
     if number and options.sizes:
@@ -120,7 +123,7 @@ def first_scope(signature: Signature, call: Call, options: Options) -> Scope:
     exec("\n".join(line for line in lines if not line.startswith("call.")), namespace)
     values = [eval(a, namespace) for a in call.arguments]
     namespace |= dict(zip(signature.parameters, values))
-    outer = [name for name, _ in signature.outer]
+    outer = [name for name, _ in signature.outer if name != COUNTED[0]]
     return Scope(namespace, options, signature.expressions() + outer, ["s"] * bool(signature.scalar),
                  set(outer) | {e for e in signature.expressions() if "[" in e})
 
@@ -145,6 +148,8 @@ def _after(signature: Signature, tape: Tape, options: Options) -> tuple[str, ...
     if signature.outer and tape.chance(25):
         name, made = tape.pick(signature.outer)
         lines.append(made.replace("data(9", "data(7"))
+    if COUNTED in signature.outer and tape.chance(60):
+        lines.append(f"n[0] = {tape.pick(COUNTS)}")
     return tuple(lines)
 
 

@@ -177,7 +177,7 @@ def render(program: Program) -> str:
         lines += [f"        {line}" for line in call.setup]
         result = f"result{number} = " if call.after else ""
         lines.append(f"        {result}call({', '.join(call.arguments)})")
-        after = [line for line in call.after if line[1] != " " or line[0] in captured]
+        after = [line for line in call.after if line[1] not in " [" or line[0] in captured]
         lines += [f"        {line.replace('result', f'result{number}')}" for line in after]
     return "\n".join(lines + ["", "    return program, caller", ""])
 

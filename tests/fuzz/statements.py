@@ -136,6 +136,13 @@ BRANCHES = """
 {w}.add_({f}.mean().nan_to_num().item())
 {o} = {x}.sum().item() + {x} | if bool(({x} != 0).any()): {w}.add_(1)
 """
+COUNTS = """
+n[0] += 1 | n[0] += 1 | n[0] = n[0] * 2 - 3 | {o} = {x} * n[0] | {o} = {x} + n[0] | {f}.mul_(0.9 ** n[0]) | {f}.div_(n[0] + 20)
+{o} = {x} == n[0] | {w}.add_({y}, alpha=n[0] % 3) | {o} = {x}[n[0] % 3:] | {o} = {x}[:n[0]] | {w}[n[0] % 2] = {p} | {w}[n[0] % 2:] *= 2
+{o} = {x}.roll(n[0], {d}) | {o} = {x} * 2 if n[0] % 2 else {x} + 1 | {o} = {x}.clamp(-abs(n[0]), n[0] + 9) | {o} = {f} * (1 / (n[0] * n[0] + 1))
+{o} = {x}.select({d}, -1 - n[0] % 2) | {o} = torch.zeros(n[0] % 4, 2) | {o} = torch.full((2,), n[0]) | {o} = {s2}.tril(n[0]) | {f}.fill_(n[0])
+{o} = {x}.narrow({d}, n[0] % 2, 1) | {o} = {x}.view(-1)[n[0] % 5:] | {o} = {x}.repeat(n[0] % 2 + 1, *[1] * ({x}.dim() - 1))
+"""
 
 
 def _table(text: str) -> tuple[str, ...]:
@@ -146,6 +153,7 @@ KINDS = ((22, _table(VIEWS)), (20, _table(POINTWISE)), (7, _table(REDUCTIONS)), 
          (26, _table(WRITES)), (10, _table(INDEXED)), (3, _table(METADATA)), (5, _table(OTHERS)),
          (3, _table(RANDOMS)))
 WITH_BRANCHES = KINDS + ((5, _table(BRANCHES)),)
+WITH_COUNTS = KINDS + ((40, _table(COUNTS)),)
 PLACE = re.compile(r"\{(\w+)\}")
 CASTS = ("float32", "float64", "bfloat16", "complex64", "int64", "bool")
 SAME_WIDTH = {1: ("uint8", "int8"), 2: ("int16", "bfloat16"), 4: ("int32", "float32"),
@@ -162,7 +170,8 @@ class DoesNotFit(Exception):
 
 def draw_statement(scope: Scope) -> Statement | None:
     """One statement, run in the scope; None if it did not fit, or failed and failures were not asked for."""
-    template = scope.tape.pick(scope.tape.weighted(WITH_BRANCHES if scope.options.branches else KINDS))
+    kinds = WITH_COUNTS if "n" in scope.namespace else WITH_BRANCHES if scope.options.branches else KINDS
+    template = scope.tape.pick(scope.tape.weighted(kinds))
     keep_failing, wrap = scope.tape.below(100), scope.tape.below(100)
     try:
         text, defines = _fill(template, scope)

@@ -1,32 +1,35 @@
-"""Floats that change from call to call: a learning rate, a scale, a running total.
+"""Floats and integers that change from call to call: a learning rate, a scale, a running total, a count of steps.
 
 A float of Python state, or an argument, that was seen with two values is no constant of the next entry: the capture finds a
-`Number` in its place, and the program takes it as an input. The entry's guards leave its value out.
+`Number` in its place, and the program takes it as an input. The entry's guards leave its value out. In the place of an integer of
+Python state the capture finds an extent (`counts`); for those among the arguments see `opened`.
 """
 from __future__ import annotations
 
 import operator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Hashable, Iterator
+from typing import Any, Callable, Hashable, Iterator, Optional
 
+from .counts import may_be_open
 from .guards import Guards
 from .inputs import CallInputs
 from .locations import Location, place
-from .keys import freeze, items_of, safe_key
+from .keys import items_of, safe_key
 from .state import CellSlot, ItemSlot, NameSlot, RootSlot
 
 ANY_FLOAT = type("AnyFloat", (), {"__repr__": lambda self: "a float"})()
+ANY_INTEGER = type("AnyInteger", (), {"__repr__": lambda self: "an integer"})()
 _OPENED = (dict, list, tuple)        # containers in which an item can be replaced, in a tuple by another tuple
 
 
 class MaskedSlot:
     """What another slot holds; in the place of a float at one of `paths` (steps into containers) how it compares: the outcome
-    of each (operator, constant)."""
+    of each (operator, constant); in that of an integer, with None for these, that it is one."""
 
     __slots__ = ("slot", "paths")
 
-    def __init__(self, slot: Any, paths: tuple[tuple[tuple, tuple], ...]) -> None:
+    def __init__(self, slot: Any, paths: tuple[tuple[tuple, Optional[tuple]], ...]) -> None:
         self.slot, self.paths = slot, paths
 
     def read(self, roots: Any = None) -> Any:
@@ -36,8 +39,10 @@ class MaskedSlot:
         return value
 
 
-def _masked(value: Any, path: tuple, asked: tuple) -> Any:
-    """The value, or a copy of its containers along the path; as it is where the path does not lead to a float."""
+def _masked(value: Any, path: tuple, asked: Optional[tuple]) -> Any:
+    """The value, or a copy of its containers along the path; as it is where the path does not lead to a float, or to an integer."""
+    if not path and asked is None:
+        return ANY_INTEGER if type(value) is int else value
     if not path:
         return tuple(getattr(operator, name)(value, other) for name, other in asked) if type(value) is float else value
     step, kind = path[0], type(value)
@@ -53,10 +58,11 @@ def _replaced(container: Any, step: Any, item: Any) -> Any:
     return tuple(made) if type(container) is tuple else made
 
 
-# ---------------------------------------------------------------- which floats have changed
+# ---------------------------------------------------------------- which have changed
 
-def changed_floats(groups: Any, call: CallInputs) -> tuple[Location, ...]:
-    """The places of floats that are not what they were for the latest entry of a group, in containers otherwise equal."""
+def changed_numbers(groups: Any, call: CallInputs) -> tuple[Location, ...]:
+    """The places of floats and integers that are not what they were for the latest entry of a group (`expected`), in containers otherwise
+    equal."""
     found: dict[Hashable, Location] = {}
     for group in groups:
         locations = group.reader.locations
@@ -69,17 +75,17 @@ def changed_floats(groups: Any, call: CallInputs) -> tuple[Location, ...]:
 
 
 def _differ(slot: Any, path: str, value: Any, before: Hashable, now: Hashable, found: list[Location]) -> bool:
-    """Do two keys of a value differ in floats alone, at places that can be assigned? Adds these to `found`."""
+    """Do two keys of a value differ in floats and integers alone, at places that can be assigned? Adds these to `found`."""
     if before == now:
         return True
     if isinstance(slot, MaskedSlot):
         slot = slot.slot
     if type(before) is not tuple or type(now) is not tuple or before[0] is not now[0]:
         return False
-    if now[0] is float:
+    if now[0] is float or now[0] is int:
         if type(slot) not in (NameSlot, CellSlot, ItemSlot):
             return False
-        found.append(Location(path, slot, freeze(value)))
+        found.append(Location(path, slot, before))
         return True
     if now[0] not in _OPENED or len(before) != 2:
         return False
@@ -144,26 +150,37 @@ def replaced_arguments(call: CallInputs, by: dict[Any, Any]) -> tuple[tuple, dic
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where the numbers of one capture stand: `state` (assigned meanwhile), and `arguments` by step.
+    """Where the numbers of one capture stand: floats in `state` (assigned meanwhile), and in `arguments` by step; `integers` of state.
 
     fresh: those that no entry has yet.
     """
 
     state: tuple[Location, ...] = ()
     arguments: tuple[Location, ...] = ()
+    integers: tuple[Location, ...] = ()
     fresh: tuple[Location, ...] = ()
 
     @property
-    def all(self) -> tuple[Location, ...]:
+    def floats(self) -> tuple[Location, ...]:
         return (*self.state, *self.arguments)
+
+    @property
+    def all(self) -> tuple[Location, ...]:
+        return (*self.floats, *self.integers)
 
     @classmethod
     def of(cls, groups: Any, call: CallInputs, opened: dict[Hashable, Location], closed: set) -> "Places":
         """opened: places by ident of which entries leave the value open; closed: those where the value itself is needed."""
-        before = tuple(p for p in opened.values() if p.ident not in closed and type(p.read()) is float)
-        fresh = tuple(p for p in changed_floats(groups, call) if p.ident not in closed and p.ident not in opened)
+        changed = {**opened, **{p.ident: p for p in changed_numbers(groups, call) if p.ident not in opened}}
+        now = [(p, p.read()) for ident, p in changed.items() if ident not in closed]
+        floats, integers = tuple(p for p, n in now if type(n) is float), tuple(p for p, n in now if may_be_open(n))
         arguments = tuple(Location(f"argument_{step}", argument_slot(step), None) for step in call.open)
-        return cls((*before, *fresh), arguments, (*fresh, *arguments))
+        return cls(floats, arguments, integers, (*(p for p in (*floats, *integers) if p.ident not in opened), *arguments))
+
+    def without(self, closed: set) -> "Places":
+        """These, but for integers at such places."""
+        integers, fresh = (tuple(p for p in places if p.ident not in closed) for places in (self.integers, self.fresh))
+        return replace(self, integers=integers, fresh=fresh)
 
     @property
     def suspects(self) -> set[Hashable]:
@@ -171,12 +188,12 @@ class Places:
         return {p.ident for p in self.fresh or self.all}
 
     @contextmanager
-    def hold(self, numbers: list[Any], call: CallInputs) -> Iterator[tuple[tuple, dict]]:
-        """Inside, a number stands at each place of state; gives the arguments with those that stand among them."""
-        before = [(slot, slot.read()) for slot in (_assignable(location.slot) for location in self.state)]
+    def hold(self, numbers: list[Any], extents: list[Any], call: CallInputs) -> Iterator[tuple[tuple, dict]]:
+        """Inside, a number or an extent stands at each place of state; gives the arguments with those that stand among them."""
+        before = [(slot, slot.read()) for slot in (_assignable(location.slot) for location in (*self.state, *self.integers))]
         steps = [location.slot._step() for location in self.arguments]
         try:
-            for location, number in zip(self.state, numbers):
+            for location, number in (*zip(self.state, numbers), *zip(self.integers, extents)):
                 _assign(location.slot, number)
             yield replaced_arguments(call, dict(zip(steps, numbers[len(self.state):])))
         finally:
@@ -186,7 +203,7 @@ class Places:
     def left_out(self, guards: Guards, numbers: list[Any], call: CallInputs) -> Guards:
         """The guards of the entry: of the values at these places, they tell how those compare with what the program asked."""
         asked = [tuple(n.node.asked) for n in numbers]
-        holders = [(_holder(p.slot), p.slot, a) for p, a in zip(self.state, asked)]
+        holders = [(_holder(p.slot), p.slot, a) for p, a in (*zip(self.state, asked), *((p, None) for p in self.integers))]
         compared = [_masking(p, (((), a),), call.roots) for p, a in zip(self.arguments, asked[len(self.state):]) if a]
         return replace(guards, locations=(*(_without(location, holders) for location in guards.locations), *compared))
 
@@ -215,7 +232,7 @@ def _assign(slot: Any, value: Any) -> None:
         holder[_key(slot)] = value
 
 
-def _without(location: Location, holders: list[tuple[Any, Any, tuple]]) -> Location:
+def _without(location: Location, holders: list[tuple[Any, Any, Optional[tuple]]]) -> Location:
     value = location.read()
     paths = tuple((path, asked) for holder, slot, asked in holders for path in _paths(location.slot, value, holder, slot))
     return _masking(location, paths, None) if paths else location

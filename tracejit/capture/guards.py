@@ -13,6 +13,7 @@ import torch
 from ..ir.cached import cached_property
 from ..ir.proxy import TensorProxy
 from ..ir.trace import Trace
+from .counts import Counts
 from .gradients_inside import has_hooks
 from .inputs import CallInputs, StorageKeys
 from .locations import KeyReader
@@ -24,7 +25,7 @@ ARGUMENT, STATE, GRAD, NUMBER = "argument", "state", "grad", "number"
 @dataclass(frozen=True, eq=False)
 class InputSource:
     """Where a program input is found: argument `index`, `location` in Python state, `.grad` of input `index`, or a float
-    at `location`."""
+    at `location`, or that is computed of integers at such (`counts.FloatOf`)."""
 
     kind: str
     index: int = 0
@@ -83,18 +84,19 @@ def viewed_apart(ops: Trace, tensors: list[torch.Tensor]) -> list[tuple[str, tor
 @dataclass(frozen=True, eq=False)
 class Guards:
     """sources: one per program input; locations: the state that was read; host_reads: (what, input index); open: arguments of which the
-    key of the call tells all but sizes that are open."""
+    key of the call tells all but sizes that are open; counts: the integers of state that are."""
 
     sources: tuple[InputSource, ...]
     locations: tuple[Any, ...]
     host_reads: tuple[tuple[str, int], ...]
     open: frozenset[int] = frozenset()
+    counts: Optional[Counts] = None
 
     @cached_property
     def places(self) -> Hashable:
         """Entries with equal places read the same state, and tensors at the same of them: they share one group."""
         read = tuple((loc.ident, holds_tensors(loc.expected)) for loc in self.locations)
-        return (tuple(s.place for s in self.sources), read, self.host_reads)
+        return (tuple(s.place for s in self.sources), read, self.host_reads, self.counts)
 
     @cached_property
     def arguments_alone(self) -> bool:
@@ -149,6 +151,8 @@ class Group:
         if self.guards.plain:
             return self.entries[None], call.tensors
         token = 0
+        if self.guards.counts is not None and not self.guards.counts.hold():
+            return None, []
         if self.guards.locations:
             token = self.reader(call.roots if self.through_arguments else None)
         inputs = None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import types
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from ..errors import UnsupportedError
+from ..ir.trace import BoundSymbol
 from .fakes import is_fake
 from .stand_ins import RecordedStorage
 from .known import OPERATORS
@@ -68,3 +69,13 @@ def _is_made_of_attributes(kind: type) -> bool:
         if any(isinstance(member, types.MemberDescriptorType) for member in vars(base).values()):
             return False
     return True
+
+
+def raises_after_a_move(calls: list[BoundSymbol], of_inputs: set[int]) -> Optional[BoundSymbol]:
+    """The call that may raise on values and comes after an input's metadata moved, which an error would show to who is outside."""
+    moved = False
+    for b in calls:
+        if moved and b.sym.may_raise([a.dtype for a in b.tensor_args]):
+            return b
+        moved = moved or b.sym.moves_metadata and any(p.storage in of_inputs for p in b.written)
+    return None

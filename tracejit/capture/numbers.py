@@ -1,4 +1,5 @@
-"""Numbers: Python floats of the program that are known at run time alone, such as what `item()` reads.
+"""Numbers: Python floats of the program that are known at run time alone, such as what `item()` reads, or what arithmetic makes of an
+integer of Python state that is open.
 
 In a recording a `Number` stands for one. Arithmetic on it is recorded; it goes as a scalar into operations whose elements
 it enters. An input can be compared with constants, which entries guard; what else needs a value (a branch, a size, a call
@@ -10,18 +11,21 @@ import dis
 import operator
 import sys
 from types import FrameType
-from typing import Any, Callable, NoReturn, Optional
+from typing import AbstractSet, Any, Callable, NoReturn, Optional
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from ..errors import UnsupportedError
+from ..ir.extents import Node, is_extent
+from ..ir.polynomial import Polynomial, Size
 from ..ir.prims import NUMBER_OPS
 from ..ir.proxy import TensorProxy
 from ..ir.symbol import Symbol
 
 _OPERATORS = ("BINARY_", "INPLACE_", "UNARY_")
 _FILLS = frozenset("full full_like new_full scalar_tensor".split())
+_EXACT = 1 << 53             # no two integers up to here are one float
 NEEDS_VALUE = ("the program needs the values of a tensor, which a trace does not have ({}): keep them in tensors (torch.where "
                "instead of `if`, sizes that do not depend on data), or read them outside")
 
@@ -30,12 +34,13 @@ class NumberNode:
     """What torch's C++ code carries of a number from a call to its dispatch.
 
     emit: records a call of an operation on numbers and gives the number that it makes; refuse: raises for who needs the value.
-    value: what an input is at this call; asked: the comparisons (operator, constant) that the program made with it.
+    value: what an input is at this call; asked: the comparisons (operator, constant) that the program made with it; extent: the integer
+    that an input is the float of, which tells how that compares.
     """
 
     def __init__(self, proxy: TensorProxy, emit: Callable[[Symbol, tuple], TensorProxy], refuse: Callable[[str], NoReturn],
-                 value: Optional[float] = None) -> None:
-        self.proxy, self.emit, self.refuse, self.value = proxy, emit, refuse, value
+                 value: Optional[float] = None, extent: Any = None) -> None:
+        self.proxy, self.emit, self.refuse, self.value, self.extent = proxy, emit, refuse, value, extent
         self.asked: dict[tuple[str, Any], None] = {}
 
     def is_float(self) -> bool:
@@ -94,14 +99,69 @@ def _operator(sym: Symbol, reflected: bool) -> Callable:
     def method(self: Number, *others: Any) -> Any:
         if any(isinstance(o, torch.Tensor) for o in others):
             return NotImplemented
-        known = all(type(o) in (int, float, bool, Number) for o in others)
+        operands = [self, *map(_as_float, others)]
+        known = all(type(o) in (int, float, bool, Number) for o in operands)
         if not known or not (sym is NUMBER_OPS["abs"] or _is_plain_step(sys._getframe(1))):
             self._refuse()
-        operands = [self, *others][::-1] if reflected else [self, *others]
-        _ask_for_a_float(sym, operands)
-        given = tuple(o.node.proxy if type(o) is Number else float(o) for o in operands)
-        return Number(NumberNode(self.node.emit(sym, given), self.node.emit, self.node.refuse))
+        return _made(sym, operands[::-1] if reflected else operands, self.node)
     return method
+
+
+def _made(sym: Symbol, operands: list, node: NumberNode) -> Number:
+    """node: of one of the operands."""
+    _ask_for_a_float(sym, operands)
+    given = tuple(o.node.proxy if type(o) is Number else float(o) for o in operands)
+    return Number(NumberNode(node.emit(sym, given), node.emit, node.refuse))
+
+
+class Floats:
+    """Makes numbers of integers that are open. sizes: those that integers of Python state are; add: a new input of the program, for the
+    float of an integer."""
+
+    def __init__(self, sizes: AbstractSet[Size], add: Callable[[Node], NumberNode]) -> None:
+        self.sizes, self.add = sizes, add
+        self._made: dict[Polynomial, NumberNode] = {}
+
+    def of(self, node: Node) -> Optional[Number]:
+        """Its float; None where its value is needed: sizes of arguments are constants of the program, or open, but no inputs."""
+        if not node.p.sizes <= self.sizes or not node.relations.within(node.p, node.value, _EXACT):
+            return None
+        if node.p not in self._made:
+            self._made[node.p] = self.add(node)
+        return Number(self._made[node.p])
+
+    def computed(self, op: Callable, operands: list, frame: FrameType) -> Optional[Number]:
+        """The float that arithmetic in this frame makes of an integer that is open; None where it makes none, or needs values."""
+        sym, whole = NUMBER_OPS.get(op.__name__), [type(o) in (int, bool) or is_extent(o) for o in operands]
+        if sym is None or not _is_plain_step(frame) or not all(w or type(o) in (float, Number) for o, w in zip(operands, whole)):
+            return None
+        if all(whole):                        # the quotient of two is rounded once, and a power most often whole
+            if not (op is operator.truediv or op is operator.pow and type(operands[1]) is int and operands[1] < 0):
+                return None
+            if any(type(o) is int and abs(o) > _EXACT for o in operands):
+                return None
+        floats = [_as_float(o) for o in operands]
+        node = next((o.node for o in floats if type(o) is Number), None)
+        return _made(sym, floats, node) if node is not None and not any(map(is_extent, floats)) else None
+
+
+def _as_float(x: Any) -> Any:
+    """An integer that is open, as a number of the program, where it can be one; anything else as it is."""
+    floats = x.node.relations.floats if is_extent(x) else None
+    made = floats.of(x.node) if floats is not None else None
+    return x if made is None else made
+
+
+def with_floats(sym: Symbol, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The arguments of an operation that computes floats alone, with numbers for integers that are open."""
+    kinds = {a.dtype for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)}
+    computes = {kind for kind in kinds if kind.is_floating_point}
+    if not computes or kinds - computes - {torch.bool} or not (sym.pointwise or sym.packet.startswith("_foreach_")):
+        return args, kwargs
+    named = {a.name: a for a in sym.overload._schema.arguments}
+    scalars = {name for name, a in named.items() if "number" in str(a.type) or str(a.type) == "Tensor"}
+    return (tuple(_as_float(a) if name in scalars else a for name, a in zip(named, args)),
+            {name: _as_float(a) if name in scalars else a for name, a in kwargs.items()})
 
 
 def _ask_for_a_float(sym: Symbol, operands: list) -> None:
@@ -134,6 +194,8 @@ def _comparison(name: str) -> Callable:
             return NotImplemented
         if node.value is None or type(other) not in (int, float, bool):
             self._refuse()
+        if node.extent is not None:
+            return getattr(operator, name)(node.extent, other)
         node.asked[name, other] = None
         return getattr(operator, name)(node.value, other)
     return method

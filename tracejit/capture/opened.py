@@ -6,18 +6,18 @@ capture finds an extent, and what is compiled holds for other values, too. The k
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Hashable, Iterable, Iterator, NamedTuple, Optional
+from typing import Any, Hashable, Iterable, Iterator, Mapping, NamedTuple, Optional
 
 import torch
 
 from ..ir.extents import Relations, as_given, extent_of
-from ..ir.polynomial import SMALLEST, Polynomial, Size
-from .changing import ANY_FLOAT, replaced_arguments
+from ..ir.polynomial import LARGEST, SMALLEST, Polynomial, Size
+from .changing import ANY_FLOAT, ANY_INTEGER, replaced_arguments
 from .inputs import CallInputs
+from .locations import Location
 
 Dim = tuple[int, Any]        # (which of the call's tensors, which of its dims), or (INTEGER, position or name of an argument)
 INTEGER = -1
-ANY_INTEGER = type("AnyInteger", (), {"__repr__": lambda self: "an integer"})()
 MARK = "_tracejit_open_dims"
 MOST_TRIES = 3               # compiles that hold for one size after all, of calls that differ in sizes alone
 _SHAPE, _STRIDE, _REST, _BYTES, _STORAGE = 0, 1, slice(2, 11), 11, 12          # of `StorageKeys.tensor_key`
@@ -74,11 +74,29 @@ class Layout(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """What a capture finds in the place of open sizes. shapes: (shape, strides) of tensors, by id; integers: arguments, by step."""
+    """What a capture finds in the place of open sizes. shapes: (shape, strides) of tensors, by id; integers: arguments, by step; places:
+    of Python state, by the size that the integer there is."""
 
     shapes: dict[int, tuple[tuple, tuple]]
     integers: dict[Any, Polynomial]
+    places: Mapping[Size, Location]
     relations: Relations
+
+    @classmethod
+    def of(cls, opened: Optional["Opened"], tensors: list, places: Iterable[Location]) -> Optional["Opening"]:
+        """None where nothing is open."""
+        state = {Size(f"n{k}", None): place for k, place in enumerate(places)}
+        if opened is None and not state:
+            return None
+        sizes = {Size(f"s{n}"): value for n, value in enumerate(opened.values)} if opened is not None else {}
+        relations = Relations({**sizes, **{size: place.read() for size, place in state.items()}})
+        shapes, integers = opened.given(tensors, list(sizes), relations) if opened is not None else ({}, {})
+        return cls(shapes, integers, state, relations)
+
+    @property
+    def state(self) -> list[Any]:
+        """What stands at the places of state."""
+        return [as_given(extent_of(Polynomial.of(size), self.relations)) for size in self.places]
 
     def into(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """The arguments that the program gets."""
@@ -102,15 +120,14 @@ class Opened:
         """Which of the call's have open dims."""
         return {k for k, _ in self.dims if k != INTEGER}
 
-    def opening(self, tensors: list) -> Opening:
-        relations = Relations({Size(f"s{n}"): value for n, value in enumerate(self.values)})
-        every = list(map(Polynomial.of, relations.sizes))
-        shapes = {}
+    def given(self, tensors: list, sizes: list[Size], relations: Relations) -> tuple[dict, dict]:
+        """(shapes, integers) of `Opening`."""
+        every, shapes = list(map(Polynomial.of, sizes)), {}
         for k in self.tensors:
             layout = self.layouts[k]
             shape = tuple(extent_of(every[self.dims[k, d]], relations) if (k, d) in self.dims else n for d, n in enumerate(layout.shape))
             shapes[id(tensors[k])] = shape, layout.strides(shape)
-        return Opening(shapes, {step: every[n] for (k, step), n in self.dims.items() if k == INTEGER}, relations)
+        return shapes, {step: every[n] for (k, step), n in self.dims.items() if k == INTEGER}
 
     def of(self, sizes: set[Size], relations: Relations) -> set[Dim]:
         """The dims that have these sizes."""
@@ -146,7 +163,7 @@ class OpenSizes:
         seen.changed.update(dim for dim, n in every.items() if seen.first[dim] != n)
         marked = {(k, d) for k in layouts for d in getattr(call.tensors[k], MARK, ())}
         wanted = (every.keys() if self.dynamic else seen.changed | marked) - seen.closed
-        sizes = {dim: n for dim, n in every.items() if dim in wanted and n >= SMALLEST}
+        sizes = {dim: n for dim, n in every.items() if dim in wanted and SMALLEST <= n <= LARGEST}
         if not sizes:
             return None
         of_dims = tuple(dict.fromkeys(n for (k, _), n in sizes.items() if k != INTEGER))

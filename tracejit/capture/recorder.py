@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import UnsupportedError
 from ..ir import prims
-from ..ir.extents import as_extent, as_extents, is_extent, now
+from ..ir.extents import as_extent, as_extents, as_long, is_extent, now
 from ..ir.proxy import TensorConstant, TensorProxy, proxy_of, some_number
 from ..ir.results import told
 from ..ir.symbol import Symbol, aten_symbol, in_grad_mode
@@ -27,7 +27,7 @@ from .fakes import NEEDS_DATA, Fakes, is_fake, real_tensors
 from .hook import unprofiled
 from .known_calls import UNKNOWN, KnownCalls, each_kind_once, note_results, on_paper, on_stand_ins, on_view
 from .modes import operation_settings
-from .numbers import NEEDS_VALUE, NumberNode, number_of, refuse_unless_elementwise
+from .numbers import NEEDS_VALUE, NumberNode, number_of, refuse_unless_elementwise, with_floats
 from .remade import Remade
 from .scratch import (layout_is_uncertain, raise_beyond_storage, raise_if_eager_refuses, as_kernel_says, raise_if_no_view, real_strides,
                       run_on_scratch)
@@ -188,8 +188,11 @@ class Recorder(TorchDispatchMode):
             raise UnsupportedError("quantized tensors are not captured: use them outside of the jitted function", where=str(self.source()))
         flat = [self._fake(a) if isinstance(a, torch.Tensor) else a for a in flat]
         args, kwargs = with_leaves((args, kwargs), flat)
-        before = [self.named(a) for a in flat]
         sym = in_grad_mode(aten_symbol(func)) if torch.is_grad_enabled() else aten_symbol(func)
+        if any(map(is_extent, flat)):
+            args, kwargs = with_floats(sym, *with_leaves((args, kwargs), list(map(as_long, flat))))
+            flat = flat_leaves((args, kwargs))
+        before = [self.named(a) for a in flat]
         if func is aten._local_scalar_dense.default and flat[0].dtype.is_floating_point:
             return torch.SymFloat(self.number_in(flat[0]))
         if any(isinstance(p, TensorProxy) and p.number for p in before):

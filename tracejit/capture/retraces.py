@@ -14,7 +14,7 @@ import torch
 from .guards import GRAD, STATE, Guards
 from .inputs import CallInputs, StorageKeys
 from .modes import MODES
-from .keys import CONTAINERS, MISSING, PLAIN, TENSOR
+from .keys import CONTAINERS, MISSING, PLAIN, TENSOR, safe_key
 from .structure import flatten, is_dataclass_value
 
 MANY = 8                     # entries of one function that are more than a program needs
@@ -50,6 +50,7 @@ class _Entry:
     arguments: dict[str, tuple]
     guards: Guards
     state: dict[str, tuple]
+    counts: dict[str, tuple]
 
 
 class Retraces:
@@ -67,7 +68,7 @@ class Retraces:
         arguments = {**_described_arguments(self._function, call),
                      **{name: ("mode", value) for name, value in zip(MODES, modes)}}
         causes = min((self._causes(e, call, arguments) for e in reversed(self._entries)), key=len, default=[])
-        self._entries.append(_Entry(arguments, guards, _described_state(guards, call)))
+        self._entries.append(_Entry(arguments, guards, _described_state(guards, call), _described_counts(guards)))
         self.compiles += 1
         if self.compiles == 1:
             return "first call"
@@ -76,7 +77,8 @@ class Retraces:
         return _line(causes)
 
     def _causes(self, before: _Entry, call: CallInputs, arguments: dict[str, tuple]) -> list[Retrace]:
-        return _differences(before.arguments, arguments) or _differences(before.state, _described_state(before.guards, call))
+        return (_differences(before.arguments, arguments) or _differences(before.state, _described_state(before.guards, call))
+                or _differences(before.counts, _described_counts(before.guards)))
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -181,6 +183,12 @@ def _described_state(guards: Guards, call: CallInputs) -> dict[str, tuple]:
             tensor = isinstance(value, torch.Tensor)
             found[path] = ("tensor", storages.tensor_key(value)) if tensor else ("state", type(value))
     return found
+
+
+def _described_counts(guards: Guards) -> dict[str, tuple]:
+    """Integers of state that an entry leaves open, as they are now: what it assumes of them may hold no more."""
+    places = guards.counts.places.values() if guards.counts is not None else ()
+    return {place.path: ("state", safe_key(place.read())) for place in places}
 
 
 # ---------------------------------------------------------------- differences

@@ -17,12 +17,13 @@ from typing import Any, Callable, Iterator, Optional
 import torch
 
 from ..errors import UnsupportedError, located
-from ..ir.extents import settled
-from ..ir.printer import OWN_NAMES
+from ..ir.extents import Node, as_extent, extent_of, is_extent, settled
+from ..ir.printer import OWN_NAMES, looks_internal
 from ..ir.proxy import TensorProxy
-from ..ir.trace import BoundSymbol, Trace
+from ..ir.trace import Trace
 from ..torch_private import unseen_by_function_modes
-from .fakes import NEEDS_DATA, Fakes, is_fake, quiet_logs, why_not_found
+from .counts import FloatOf
+from .fakes import NEEDS_DATA, Fakes, is_fake, quiet_logs, real_tensors, why_not_found
 from .function_level import WRAPPED, FunctionLevel, function_level
 from .changing import Places
 from .collector import collector_paused
@@ -32,10 +33,10 @@ from .histories import MADE_HERE, Start, history, shown_leaves
 from .hook import set_profile
 from .inputs import CallInputs, any_overlap, argument_names
 from .joint import Joint, NoSplit, Recording, refuse_derivatives, refuse_hooks_on_results, refuse_what_aliases
-from .leaving import is_opened, refuse_to_leave
+from .leaving import is_opened, raises_after_a_move, refuse_to_leave
 from .lines import defined_at, made_at, stored_at, user_frame
 from .modes import global_settings, refuse_changed_settings, restore_settings
-from .numbers import Number, NumberNode, number_of
+from .numbers import Floats, Number, NumberNode, number_of
 from .opened import Opening
 from .reads import StateReads
 from .recorder import Recorder, current_modes
@@ -76,16 +77,16 @@ class Capture:
 
 
 def capture(fn: Callable, call: CallInputs, name: str, places: Places = Places(), opening: Optional[Opening] = None) -> Capture:
-    """Record one call. `places`: where floats stand of which the values are to be left open; `opening`: sizes that are.
+    """Record one call. `places`: where numbers stand of which the values are to be left open; `opening`: sizes that are.
 
     UnsupportedError when the recording cannot be trusted; errors of the program come through.
     """
     recording = _Capture(fn, call, name, opening)
     try:
         numbers = recording.number_inputs(places)
-        with places.hold(numbers, call) as (args, kwargs):
+        with places.hold(numbers, opening.state if opening is not None else [], call) as (args, kwargs):
             recorded = recording.run(*((args, kwargs) if opening is None else opening.into(args, kwargs)))
-        return replace(recorded, guards=places.left_out(recorded.guards, numbers, call)) if numbers else recorded
+        return replace(recorded, guards=places.left_out(recorded.guards, numbers, call)) if places.all else recorded
     finally:
         recording.close()
 
@@ -98,7 +99,8 @@ class _Capture:
         self.tensors: list[torch.Tensor] = []
         self.proxies: list[TensorProxy] = []
         self.sources: list[InputSource] = []
-        self.numbers: list[tuple] = []                         # (value, source, proxy) of inputs that are floats
+        self.numbers: list[tuple] = []                         # (value, source, proxy) of inputs that are floats at first
+        self.state = opening.places if opening is not None else {}    # where integers stand that are open, by size
         self.start_grad: dict[int, Optional[torch.Tensor]] = {}       # id(fake) -> its `.grad` at first
         self.start: dict[int, Start] = {}                      # id(fake) -> its history at first
         self.taken = {*OWN_NAMES, name}
@@ -112,12 +114,10 @@ class _Capture:
         for k, t in enumerate(self.inputs.tensors):
             self.reads.watch_tensor(t, self.arguments[k])
             self.add_input(t)
-        for value, source, proxy in self.numbers:
-            self.tensors.append(value)
-            self.sources.append(source)
-            self.proxies.append(proxy)
-            fake = self.fakes.find(value)
-            self.start[id(fake)], self.start_grad[id(fake)] = Start.of(fake), None
+        for number in self.numbers:
+            self.add_number(*number)
+        if self.opening is not None:
+            self.opening.relations.floats = Floats(self.state.keys(), self.float_input)
         self.hearing = Hearing(self.level, self.reads.happens_once)
         generator, settings, hook = torch.get_rng_state(), global_settings(), sys.getprofile()
         try:
@@ -136,6 +136,8 @@ class _Capture:
 
     def close(self) -> None:
         """Let go of everything, cycles too: arguments and results are the caller's."""
+        if self.opening is not None:
+            self.opening.relations.floats = None
         for part in (self.level.recorder, self.level, self.__dict__.get("reads"), self):
             if part is not None:
                 part.__dict__.clear()
@@ -189,14 +191,27 @@ class _Capture:
 
     def number_inputs(self, places: Places) -> list[Number]:
         """An input for each place that holds a float whose value is left open, and a number to stand there."""
-        recorder, made = self.level.recorder, []
-        for location in places.all:
+        recorder = self.level.recorder
+        self.numbers = [self.number_at(location) for location in places.floats]
+        return [Number(NumberNode(p, recorder.number, recorder.refuse, s.location.read(self.inputs.roots))) for _, s, p in self.numbers]
+
+    def number_at(self, location: Any) -> tuple[torch.Tensor, InputSource, TensorProxy]:
+        with real_tensors():
             value = torch.zeros((), dtype=torch.float64, device="cpu")
-            self.numbers.append((value, InputSource(NUMBER, location=location)))
-            proxy = replace(recorder.new_proxy(self.fakes.make(value), self.unique(location.path)), number=True)
-            made.append(Number(NumberNode(proxy, recorder.number, recorder.refuse, location.read(self.inputs.roots))))
-            self.numbers[-1] += (proxy,)
-        return made
+            proxy = self.level.recorder.new_proxy(self.fakes.make(value), self.unique(location.path))
+        return value, InputSource(NUMBER, location=location), replace(proxy, number=True)
+
+    def add_number(self, value: torch.Tensor, source: InputSource, proxy: TensorProxy) -> None:
+        for inputs, new in ((self.tensors, value), (self.sources, source), (self.proxies, proxy)):
+            inputs.append(new)
+        fake = self.fakes.find(value)
+        self.start[id(fake)], self.start_grad[id(fake)] = Start.of(fake), None
+
+    def float_input(self, node: Node) -> NumberNode:
+        """An input for the float of an integer that is open."""
+        number, recorder = self.number_at(FloatOf(node.p, self.state)), self.level.recorder
+        self.add_number(*number)
+        return NumberNode(number[-1], recorder.number, recorder.refuse, float(node.value), extent_of(node.p, node.relations))
 
     def find_source(self, real: torch.Tensor, index: int) -> tuple[InputSource, str]:
         if index < len(self.inputs.tensors):
@@ -211,7 +226,7 @@ class _Capture:
 
     def unique(self, path: str) -> str:
         name = re.sub(r"\W", "_", path).strip("_") or "x"
-        name = f"in_{name}" if name[0].isdigit() or keyword.iskeyword(name) or _looks_internal(name) else name
+        name = f"in_{name}" if name[0].isdigit() or keyword.iskeyword(name) or looks_internal(name) else name
         candidate, n = name, 1
         while candidate in self.taken:
             candidate, n = f"{name}_{n}", n + 1
@@ -242,7 +257,7 @@ class _Capture:
         results, effects = len(outputs), []
         for write in writes:
             start = len(outputs)
-            effects.append(StateEffect(write, self.take(write.value, outputs), start, len(outputs)))
+            effects.append(StateEffect(replace(write, value=None), self.take(write.value, outputs), start, len(outputs)))
         self.level.recorder.remade.met(outputs)
         because, unnamed, grads, spent = self.replay_reason(*shown_leaves(outputs)), "", (), ()
         if self.level.unnamed:
@@ -365,6 +380,8 @@ class _Capture:
                 if isinstance(leaf, torch.nn.Parameter) and self.fakes.real_of(leaf) is None:
                     raise UnsupportedError("a Parameter made by the function leaves it: "
                                            "make parameters outside, or return a tensor")
+            elif is_extent(leaf) and leaf.node.p.sizes & self.state.keys():
+                leaf = as_extent(leaf)
             else:
                 leaf = settled(leaf)
                 refuse_to_leave(leaf, self.reads)
@@ -386,7 +403,7 @@ class _Capture:
         because = level.needs_replay
         if any_overlap(self.tensors):                          # as from numpy: fakes do not show it, eager's order is right
             because = located("two storages over the same memory: pass one of them", defined)
-        late = _raises_after_a_move(level.recorder.bound_symbols, {p.storage for p in self.proxies})
+        late = raises_after_a_move(level.recorder.bound_symbols, {p.storage for p in self.proxies})
         if late is not None:
             because = because or located("a call that may raise comes after an argument's metadata moved: check before", str(late.source))
         if level.recorder.remade.lost:
@@ -401,18 +418,3 @@ class _Capture:
                     because = located("requires_grad is changed: set it outside", self.made_at(t) or defined)
                 because = because or AUTOGRAD
         return because
-
-
-def _looks_internal(name: str) -> bool:
-    """Names that intermediates get: t12, v3."""
-    return name[0] in "tv" and name[1:].isdigit()
-
-
-def _raises_after_a_move(calls: list[BoundSymbol], of_inputs: set[int]) -> Optional[BoundSymbol]:
-    """The call that may raise on values and comes after an input's metadata moved: an error would show the move."""
-    moved = False
-    for b in calls:
-        if moved and b.sym.may_raise([a.dtype for a in b.tensor_args]):
-            return b
-        moved = moved or b.sym.moves_metadata and any(p.storage in of_inputs for p in b.written)
-    return None

@@ -87,7 +87,7 @@ def fits(value: Any, dtype: torch.dtype) -> bool:
 
 def result_type(operands: list) -> torch.dtype:
     """What eager computes in: zero-dimensional tensors and Python numbers do not promote within their kind."""
-    return _result_type(tuple((min(len(x.shape), 1), x.dtype) if isinstance(x, TensorProxy) else type(x)
+    return _result_type(tuple((min(len(x.shape), 1), x.dtype) if isinstance(x, TensorProxy) else x.__class__
                               for x in map(some_number, operands)))
 
 

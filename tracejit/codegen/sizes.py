@@ -14,6 +14,7 @@ from sys import intern
 from typing import Collection, Iterable, Optional, Sequence, Union
 
 from ..ir.cached import cached_property
+from ..ir.polynomial import LARGEST
 
 # What stays as it is, or a number as C's lexer takes one, all of `1e-5` and of `0x1.8p+3f`; and those of them that a table can hold:
 # zeros may be null pointers.
@@ -21,7 +22,6 @@ _TOKEN = re.compile(r'^\s*(?:#|//).*$|aligned\(\d+\)|"[^"\n]*"|(@\d+@l?|(?<![\w.
 _NUMBER = re.compile(r"@\d+@l?|0x[0-9a-f.]+p[-+]\d+f?|[1-9]\d*l?")
 _HEAD = re.compile(r"^(?:static )?(?:void|int) \w+\((.*)\) \{$")
 _TYPES = {"f": "float", "d": "double", "l": "i64", "i": "int"}
-LARGEST = (1 << 31) - 1      # of C's int: a larger number without suffix is a long
 
 
 @dataclass(frozen=True)

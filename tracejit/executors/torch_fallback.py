@@ -43,8 +43,13 @@ class TorchFallback(Executor):
 
 def _kinds(b: BoundSymbol) -> tuple:
     """Kinds of the arguments: what the choice of an overload depends on. Which size, of those above 1, is all the same."""
-    return tuple((len(a.shape), a.dtype, a.conj) if isinstance(a, TensorProxy) else (int, 2 if a >= 2 else int(a)) if is_extent(a) else (type(a), _hashable(a))
-                 for a in map(some_number, b.flat_args))
+    return tuple((len(a.shape), a.dtype, a.conj) if isinstance(a, TensorProxy) else (int, _least_alike(a)) if is_extent(a)
+                 else (type(a), _hashable(a)) for a in map(some_number, b.flat_args))
+
+
+def _least_alike(size: Any) -> int:
+    """An integer that stands for this one and those of its kind: their value is not asked."""
+    return next((n for n in (2, 1, 0) if size >= n), -1)
 
 
 def _hashable(a: Any) -> Any:

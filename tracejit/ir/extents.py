@@ -8,16 +8,18 @@ For torch an extent is a `SymInt`. For the program it calls itself an int (`Give
 """
 from __future__ import annotations
 
+import math
 import operator
+import sys
 from typing import Any, Callable, Iterable, Mapping, NoReturn, Optional, Union
 from weakref import ref
 
 import torch
 
 from ..errors import UnsupportedError
-from .polynomial import Polynomial, Size, condition, decided, pinned
+from .polynomial import LARGEST, Polynomial, Size, condition, decided, pinned
 
-LARGEST = (1 << 31) - 1      # of C's int
+LONGEST = (1 << 63) - 1      # of C's long
 
 
 class Relations:
@@ -25,7 +27,7 @@ class Relations:
 
     sizes: each with its value in this call; needed: those of which somebody took the value; asked: (polynomial, is it asked whether it
     is 0 or whether it is positive) -> the answer; texts: polynomials that stand in the text of kernels, by number; given: the integers
-    that the program had.
+    that the program had; floats: what makes numbers of extents, while such a program is captured.
     """
 
     def __init__(self, sizes: Mapping[Size, int]) -> None:
@@ -33,6 +35,7 @@ class Relations:
         self.asked: dict[tuple[Polynomial, bool], bool] = {}
         self.texts: dict[Polynomial, int] = {}
         self.given: list[ref] = []
+        self.floats: Any = None
 
     def ask(self, p: Polynomial, zero: bool, value: int) -> bool:
         """Is p, which is `value` now, 0 (zero), or is it positive?"""
@@ -52,11 +55,15 @@ class Relations:
     def condition(self) -> Callable[[Mapping[Size, int]], bool]:
         return condition(self.asked)
 
+    def within(self, p: Polynomial, value: int, most: int) -> bool:
+        """Is it, or its negative, no larger than `most`?"""
+        bound = Polynomial.of(most + 1)
+        return p.most <= most or self.ask(bound - p, False, most + 1 - value) and self.ask(bound + p, False, most + 1 + value)
+
     def text(self, p: Polynomial, value: int) -> str:
         """What stands for the number in the text of a kernel."""
         number = self.texts.setdefault(p, len(self.texts))
-        fits = self.ask(Polynomial.of(LARGEST + 1) - p, False, LARGEST + 1 - value)
-        return f"@{number}@" if fits else f"@{number}@l"
+        return f"@{number}@" if self.within(p, value, LARGEST) or not self.within(p, value, LONGEST) else f"@{number}@l"
 
 
 class Node:
@@ -76,8 +83,10 @@ class Node:
         return self.relations.ask(-p, False, -value) is (name == "lt")
 
     def guard_int(self, file: str = "", line: int = 0) -> int:
-        """The value: from here on, no other will do."""
-        if self.p.constant is None:
+        """The value: from here on, no other will do. A remainder is the same for many sizes."""
+        if self.p.remainders:
+            self.compares(self.wrap_int(self.value), "eq")
+        elif self.p.constant is None:
             self.relations.needed |= self.p.sizes
         return self.value
 
@@ -295,6 +304,11 @@ def now(x: Any) -> Any:
     return x.node.value if is_extent(x) else x
 
 
+def as_long(x: Any) -> Any:
+    """An integer that C's long holds for all sizes, or its value: C++ raises for what is longer. Anything else as it is."""
+    return int(x) if is_extent(x) and not x.node.relations.within(x.node.p, x.node.value, LONGEST) else x
+
+
 def settled(x: Any) -> Any:
     """An integer, or the sizes of a tensor, with the values that they have now; anything else as it is."""
     if type(x) is torch.Size:
@@ -325,13 +339,19 @@ def _node_method(op: Callable) -> Callable:
     return method
 
 
+def _with_value(x: Any) -> Any:
+    return int(x) if type(x) is not int and is_extent(x) else x
+
+
 def _operator(op: Callable, method_of_node: Optional[Callable], reflected: bool) -> Callable:
     def method(self: Extent, other: Any) -> Any:
         if isinstance(other, torch.Tensor):
             return NotImplemented
-        node = _operand(self.node, other) if method_of_node is not None else None
-        if node is None:
-            return op(other, int(self)) if reflected else op(int(self), other)
+        node = _operand(self.node, other)
+        if node is None or method_of_node is None:
+            operands, floats = [other, self] if reflected else [self, other], self.node.relations.floats
+            made = floats.computed(op, operands, sys._getframe(1)) if floats is not None else None
+            return op(*map(_with_value, operands)) if made is None else made
         return _made(type(self), method_of_node(node, self.node) if reflected else method_of_node(self.node, node))
     return method
 
@@ -343,10 +363,19 @@ def _comparison(name: str) -> Callable:
         node = _operand(self.node, other)
         if node is not None:
             return self.node.compares(node, name)
-        if type(other) in (float, complex):
-            return getattr(operator, name)(int(self), other)
-        return NotImplemented
+        if type(other) is float:
+            return _compares_with_float(self.node, other, name)
+        return getattr(operator, name)(int(self), other) if type(other) is complex else NotImplemented
     return method
+
+
+def _compares_with_float(node: Node, other: float, name: str) -> bool:
+    """As Python compares an integer with a float: exactly."""
+    if not math.isfinite(other):
+        return getattr(operator, name)(0, other)
+    if name in ("eq", "ne") and not other.is_integer():
+        return name == "ne"
+    return node.compares(node.wrap_int(math.ceil(other) if name in ("lt", "ge") else math.floor(other)), name)
 
 
 for _name, _op in _POLYNOMIALS.items():

@@ -1,7 +1,8 @@
 """Polynomials over sizes: `2*s0 + 1`, with quotients and remainders as atoms of their own.
 
 Equal polynomials have equal terms, so most questions about sizes (is this the same shape? is that contiguous?) are answered for all
-sizes at once. `sign` answers more: every size is at least `SMALLEST`.
+sizes at once. `sign` answers more: every size is at least `SMALLEST`. Integers that are no sizes may be negative. None is larger than
+`LARGEST`.
 """
 from __future__ import annotations
 
@@ -13,16 +14,17 @@ from typing import Callable, Iterator, Mapping, Optional, Union
 from .cached import cached_property
 
 SMALLEST = 2                 # 0 and 1 are sizes of their own kind: such a dim is never open
+LARGEST = (1 << 31) - 1      # of C's int: what is larger is never open
 _numbers = itertools.count()
 
 
 class Size:
-    """A size that is left open, in one capture."""
+    """A size that is left open, in one capture; with `least` None an integer from -LARGEST on."""
 
-    __slots__ = ("name", "order")
+    __slots__ = ("name", "least", "order")
 
-    def __init__(self, name: str) -> None:
-        self.name, self.order = name, (0, next(_numbers), "")
+    def __init__(self, name: str, least: Optional[int] = SMALLEST) -> None:
+        self.name, self.least, self.order = name, least, (0, next(_numbers), "")
 
     def __repr__(self) -> str:
         return self.name
@@ -48,7 +50,8 @@ class Rest:
 
 
 def _operand(p: "Polynomial") -> str:
-    return f"({p!r})" if len(p.terms) > 1 or p.terms and next(iter(p.terms.values())) < 0 else repr(p)
+    text = repr(p)
+    return text if text.isalnum() else f"({text})"
 
 
 Atom = Union[Size, Rest]
@@ -139,9 +142,19 @@ class Polynomial:
         return sum(c * math.prod(_value(a, sizes) for a in t) for t, c in self.terms.items())
 
     @cached_property
+    def most(self) -> int:
+        """Neither it nor its negative is larger, for all sizes."""
+        return sum(abs(c) * math.prod(map(_most, t)) for t, c in self.terms.items())
+
+    @cached_property
     def sizes(self) -> frozenset[Size]:
         """Those that it depends on."""
         return frozenset(_sizes(self))
+
+    @property
+    def remainders(self) -> bool:
+        """Does it depend on sizes by their remainders alone?"""
+        return bool(self.sizes) and all(isinstance(a, Rest) and a.op == "%" for a in itertools.chain.from_iterable(self.terms))
 
     def __repr__(self) -> str:
         ordered = sorted(self.terms.items(), key=lambda item: (not item[0], [a.order for a in item[0]]))
@@ -165,6 +178,10 @@ def _value(a: Atom, sizes: Mapping[Size, int]) -> int:
         return sizes[a]
     dividend, divisor = a.dividend.at(sizes), a.divisor.at(sizes)
     return dividend // divisor if a.op == "//" else dividend % divisor
+
+
+def _most(a: Atom) -> int:
+    return LARGEST if isinstance(a, Size) else a.dividend.most if a.op == "//" else a.divisor.most
 
 
 def _sizes(p: Polynomial) -> Iterator[Size]:
@@ -206,7 +223,7 @@ def _least(p: Polynomial) -> Optional[int]:
 def _lowest(a: Atom) -> Optional[int]:
     """A bound that is not negative, from below; None where there is none."""
     if isinstance(a, Size):
-        return SMALLEST
+        return a.least
     low = _least(a.dividend)
     if sign(a.divisor) <= 0 or a.op == "//" and (low is None or low < 0):
         return None
@@ -234,12 +251,15 @@ def pinned(p: Polynomial) -> Optional[Size]:
 
 
 def condition(relations: Mapping[tuple[Polynomial, bool], bool]) -> Callable[[Mapping[Size, int]], bool]:
-    """Do all these hold? relations: as asked of `decided`, with the outcome."""
-    asked = list(relations.items())
+    """Do all these hold? relations: as asked of `decided`, with the outcome. Its names tell sizes apart."""
+    signs = {(True, True): "==", (True, False): "!=", (False, True): ">", (False, False): "<="}
+    told = [f"{p!r} {signs[zero, outcome]} 0" for (p, zero), outcome in relations.items()]
+    sizes = list(dict.fromkeys(size for p, _ in relations for size in p.sizes))
+    check = eval(f"lambda {', '.join(map(repr, sizes))}: {' and '.join(told) or True}")
 
-    def holds(sizes: Mapping[Size, int]) -> bool:
+    def holds(values: Mapping[Size, int]) -> bool:
         try:
-            return all((p.at(sizes) == 0 if zero else p.at(sizes) > 0) is outcome for (p, zero), outcome in asked)
+            return check(*[values[size] for size in sizes])
         except ZeroDivisionError:                              # a quotient that the program did not form for such sizes
             return False
     return holds

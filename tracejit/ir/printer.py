@@ -56,6 +56,11 @@ def function_name(fn: Callable, chosen: Optional[str] = None) -> str:
     return f"{name}_" if name in OWN_NAMES else name
 
 
+def looks_internal(name: str) -> bool:
+    """Names that intermediates get: t12, v3."""
+    return name[0] in "tv" and name[1:].isdigit()
+
+
 @dataclass(frozen=True, eq=False)
 class _Float:
     """A number where the text needs the Python float that it is."""

@@ -24,6 +24,11 @@ class Settling:
         """What stands for the extents in the text of kernels, by number."""
         return tuple(map(self._value, self.relations.texts))
 
+    @property
+    def met(self) -> list[Polynomial]:
+        """What values were taken of."""
+        return list(self._values)
+
     def _value(self, p: Polynomial) -> int:
         if p not in self._values:
             self._values[p] = p.at(self.sizes)

@@ -113,7 +113,7 @@ class Membership:
             if s.numel == have.numel:
                 return s if s.reduced is not None else have
             if s.numel < have.numel:
-                again = s.reduced is None and not is_costly(b) and not b.written and self.needed_by(b.tensor_outputs, together)
+                again = s.reduced is None and not (is_costly(b) and s.numel > 1) and not b.written and self.needed_by(b.tensor_outputs, together)
                 return have if again else None
             grows = not b.written and not g.written and not (g.costly and have.numel > 1)
             return s if grows and self.needed_by(g.made, {*g.calls, n}) else None

@@ -27,15 +27,18 @@ class Entry:
     is what `build` makes of the outputs.
     """
 
-    __slots__ = ("program", "run", "ready", "direct", "call", "build", "result", "effects", "seen", "grads", "warned", "eager")
+    __slots__ = ("program", "run", "ready", "direct", "call", "build", "result", "effects", "seen", "grads", "warned", "eager", "filled")
 
-    def __init__(self, captured: Capture, final: Trace, backward: Any, replayed: bool) -> None:
+    def __init__(self, captured: Capture, final: Trace, backward: Any = None, replayed: bool = False,
+                 filled: tuple[tuple[int, Callable], ...] = ()) -> None:
+        """backward: the other half of a program with gradients (`pipeline.Backward`); replayed: it runs as it was recorded;
+        filled: outputs that are computed of integers of state, (which, what gives its value)."""
         self.program, self.effects, self.seen = Program(final), captured.effects, 0
         if backward is not None:
             self.program = Differentiable(self.program, backward, captured.calls)
         if captured.spent and not replayed:
             self.program = Spent(self.program, captured.spent, final)
-        self.grads = () if replayed else captured.grads
+        self.grads, self.filled = () if replayed else captured.grads, filled
         self.eager, self.warned = captured.eager, [w for w in captured.warned if not (replayed and w.inside)]
         self.build, self.result = _builder(captured.structure, captured.results)
         modes = captured.calls.notes["modes"]
@@ -71,7 +74,10 @@ class Entry:
         return warning
 
     def _finishing(self) -> Callable[[list, CallInputs], Any]:
-        direct, build, effects, grads = self.direct, self.build, self.effects, self.grads
+        direct, build, effects, grads, filled = self.direct, self.build, self.effects, self.grads, self.filled
+        if filled:
+            return lambda inputs, call: _finish(_with_grads(_filled([(k, value()) for k, value in filled], direct(*inputs)), inputs, grads),
+                                                build, effects, call)
         if grads:
             return lambda inputs, call: _finish(_with_grads(direct(*inputs), inputs, grads), build, effects, call)
         if effects:
@@ -88,16 +94,19 @@ class _Roots:
     roots: dict
 
 
-def make_entry(captured: Capture, final: Trace, backward: Any = None, replayed: bool = False) -> Entry:
-    """backward: the other half of a program with gradients (`pipeline.Backward`); replayed: it runs as it was recorded."""
-    return Entry(captured, final, backward, replayed)
-
-
 def trimmed(error: BaseException, candidate: Any = None) -> Optional[TracebackType]:
     """The traceback that the user shall see of an error from a call; `candidate`: what ran, if it ran in C."""
     if not isinstance(error, Exception) or "internal" in log_topics():
         return error.__traceback__
     return user_traceback(error, candidate.source if candidate is not None else None)
+
+
+def _filled(values: list[tuple[int, int]], outputs: tuple) -> tuple:
+    """The outputs, with these values among them."""
+    found = list(outputs)
+    for k, value in values:
+        found[k] = value
+    return tuple(found)
 
 
 def _with_grads(outputs: tuple, inputs: list, grads: tuple[tuple[int, int], ...]) -> tuple:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...ir.memory import byte_region
+from ...ir.polynomial import LARGEST
 from .rules import aten, fits, rule, writer
 
 
@@ -43,6 +44,8 @@ def triu(x, diagonal=0):
 
 
 def _triangle(x: Tensor, diagonal: int, *, lower: bool) -> Tensor:
+    if abs(diagonal) > LARGEST:                                # no dim is: one that is farther would not differ
+        diagonal = LARGEST if diagonal > 0 else -LARGEST
     rows = torch.arange(x.shape[-2], device=x.device).unsqueeze(1) + diagonal
     columns = torch.arange(x.shape[-1], device=x.device)
     return torch.where(columns <= rows if lower else columns >= rows, x, 0)
