@@ -69,7 +69,7 @@ BINARY = {
 
 
 @pytest.mark.parametrize("name,dtype", [(n, d) for n, (_, ds) in BINARY.items() for d in ds], ids=str)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_two_operands(name, dtype):
     """In whole vectors: for the rest of a row eager rounds alpha * b once more, and its vector fmod fails on denormals."""
     fn, shape = BINARY[name][0], (8, 96) if "alpha" in name else (7, 83)
@@ -323,7 +323,7 @@ def closer(got, want, truth):
 
 @pytest.mark.parametrize("name,dtype", [(n, d) for n, (_, ds) in REDUCTIONS.items() for d in ds], ids=str)
 @pytest.mark.parametrize("dim", [None, 0, 1, 2, (0, 2), (1, 2)], ids=str)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_reductions(name, dtype, dim):
     fn = REDUCTIONS[name][0]
     x = random((5, 37, 66), dtype)
@@ -336,6 +336,7 @@ def test_reductions(name, dtype, dim):
                                        ((1, 1), 1), ((0, 5), 0), ((5, 0), 1), ((), None), ((1000, 1), 0)], ids=str)
 @pytest.mark.parametrize("name", ["sum", "amax", "var", "softmax", "mean"])
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.one_in(2)
 def test_reductions_of_many_shapes(shape, dim, name, threads):
     fn, x = REDUCTIONS[name][0], random(shape, torch.float32)
     if x.numel() == 0 and name in ("amax", "softmax"):

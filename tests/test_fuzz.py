@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 from tests.fuzz import observe, programs, rounding, run
 from tests.fuzz.shrink import shrink
 
-EXAMPLES = 10_000 if os.environ.get("TRACEJIT_TEST_ALL") == "1" else 300
+EXAMPLES = 10_000 if os.environ.get("TRACEJIT_TEST_ALL") == "1" else 200
 SEED = 20
 CHUNK = 500
 hypothesis_settings = settings(max_examples=EXAMPLES, derandomize=True, deadline=None, database=None,
