@@ -1,5 +1,6 @@
 """Integers of Python state that change from call to call: open from their third value on, as in eager for every value."""
 import math
+import threading
 import types
 
 import pytest
@@ -171,13 +172,13 @@ def test_an_integer_beside_a_float_and_a_size_that_change():
     def program(s, x, lr):
         s.n += 1
         x.sub_(x, alpha=lr / s.n)
-        return x.roll(s.n, 0) * s.n
+        return x[1:] * s.n
     jitted, mine, theirs = tracejit.jit(program, fallback="error"), State(), State()
     for n in range(3, 30):
         x = torch.randn(n % 7 + 2, 3)
         y = x.clone()
         assert alike(jitted(mine, x, 0.1 * n), program(theirs, y, 0.1 * n)) and alike(x, y) and mine.n == theirs.n
-    assert jitted.cache_info().misses < 20
+    assert jitted.cache_info().misses < 15
 
 
 def test_gradients_where_a_float_of_the_integer_is_all_that_is_needed():
@@ -221,6 +222,30 @@ def test_entries_for_values_are_bounded(monkeypatch):
     from tracejit.runtime import template
     monkeypatch.setattr(template, "MOST_SETTLED", 3)
     same(lambda s, x: x[s.n % 4] + x[s.n % 3], [*range(12), *range(12)], fallback="error")
+
+
+@pytest.mark.parametrize("start", [0, 0.5], ids=["integer", "float"])
+def test_threads_with_objects_of_their_own(start):
+    def program(s, x):
+        s.n += 1
+        s.cache[0] = x[0] * s.n
+        return x * s.n + s.cache[0] / s.n
+    jitted, found = tracejit.jit(program, fallback="error"), []
+
+    def calls():
+        mine, theirs = State(), State()
+        mine.n = theirs.n = start
+        for _ in range(25):
+            x = torch.randn(4, 3)
+            torch.testing.assert_close(jitted(mine, x), program(theirs, x))
+            assert mine.n == theirs.n
+        found.append(mine.n)
+    threads = [threading.Thread(target=calls) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert found == [start + 25] * 4
 
 
 @pytest.mark.parametrize("make", [lambda n: types.SimpleNamespace(n=n), lambda n: type("Slotted", (), {"__slots__": ("n",)})()], ids=["plain", "slots"])

@@ -436,3 +436,12 @@ def test_new_memory_that_grows_is_not_taken_for_other_new_memory():
     for executors in (["torch"], ["cpu"]):
         jitted = tracejit.jit(doubled_twice, executors=executors, fallback="error")
         torch.testing.assert_close(jitted(a.clone(), b), doubled_twice(a.clone(), b), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0), (2, 0, 4)])
+def test_sums_of_nothing_keep_the_strides_that_eager_gives_them(shape):
+    def program(x):
+        total = x.sum(-2, keepdim=True).detach()
+        return total.detach(), total
+    x = torch.zeros(shape)
+    assert [t.stride() for t in tracejit.jit(program, fallback="error")(x)] == [t.stride() for t in program(x)]

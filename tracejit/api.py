@@ -87,7 +87,7 @@ class CompiledFunction:
         self._tables: dict[Any, EntryTable] = {}
         self._eager: dict[Any, UnsupportedError] = {}
         self._floats = FloatArguments()
-        self._opened: dict[Any, Any] = {}    # places of floats whose values entries leave open
+        self._opened: dict[Any, dict] = {}    # by the objects that are given: places of numbers whose values entries leave open
         self._closed: set[Any] = set()       # and those whose values the program needs
         self._templates = Templates(options)
         self._hits = self._misses = self._fallbacks = 0
@@ -158,7 +158,7 @@ class CompiledFunction:
         if entry is not None:
             self._hits += 1
             return entry, self._tables.setdefault(key, EntryTable()).add(guards, inputs, entry)
-        places = self._templates.places(table, opened, inputs, self._opened, self._closed)
+        places = self._templates.places(table, opened, inputs, self._opened.setdefault(inputs.held, {}), self._closed)
         try:
             captured, lowered, entry = self._templates.compiled(opened, inputs, places, self._closed,
                                                                 functools.partial(self._lowered, inputs), _ProgramError)
@@ -168,7 +168,7 @@ class CompiledFunction:
             self._closed |= places.suspects                    # the program needs the value of one of these
             inputs = self._floats.opened(inputs.plain or inputs, key[1], self._closed)
             return self._compile(inputs, (inputs.key, key[1]))
-        self._opened.update((p.ident, p) for p in (*places.state, *places.integers))
+        self._opened[inputs.held].update((p.ident, p) for p in (*places.state, *places.integers))
         why = self._retraces.note(inputs, key[1], captured.guards)
         tensors = self._tables.setdefault(key, EntryTable()).add(captured.guards, inputs, entry)
         self.last_traces, self.replayed_because = lowered.traces, lowered.replayed

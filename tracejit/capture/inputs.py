@@ -44,6 +44,11 @@ class CallInputs:
         self.objects: list[Any] = []
         self.key = self._key(spec)
 
+    @property
+    def held(self) -> tuple:
+        """Which objects are given: what is in one is no state of a call with another."""
+        return tuple(map(identity, self.objects))
+
     @cached_property
     def roots(self) -> dict:
         """The arguments as `StateReads` labels them: for state that is found through them."""

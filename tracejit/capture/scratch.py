@@ -33,7 +33,7 @@ def layout_is_uncertain(sym: Symbol, tensors: list[TensorProxy]) -> bool:
     """May a kernel choose other strides for its result than fake tensors say?"""
     if not _may_run(sym):
         return False
-    if layout_is_ambiguous(tensors):
+    if layout_is_ambiguous(tensors) or any(0 in p.shape for p in tensors):
         return True
     odd = any(p.stride != contiguous_stride(p.shape) for p in tensors)
     return odd and (sym.packet in LAYOUTS_THAT_LIE or sym.pointwise and (
@@ -90,7 +90,7 @@ def run_on_scratch(func: Any, before: list, call: tuple[tuple, dict], tiny: bool
 
         def scratch(p: Any) -> Any:
             if not isinstance(p, TensorProxy) or p.number:
-                return now(p) if tiny else settled(some_number(p))
+                return (now if tiny else settled)(some_number(p))
             if tiny:
                 return torch.zeros([2 if n >= 2 else n for n in p.shape], dtype=p.dtype)
             shape, stride = [*map(settled, p.shape)], [*map(settled, p.stride)]
