@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import tracejit
+from tracejit.runtime import template
 from tracejit.runtime.template import FEW
 
 both_executors = pytest.mark.parametrize("executors", [["torch"], ["cpu", "torch"]], ids=["torch", "cpu"])
@@ -19,7 +20,7 @@ KINDS = (3, 2.5, 4, True, 5, False, 6.5, 7, 8, 9)
 
 class State:
     def __init__(self):
-        self.n, self.log, self.table, self.pair, self.cache = 0, [], {"k": 0}, (0, 1.5), torch.zeros(4, 3)
+        self.n, self.table, self.pair, self.cache = 0, {"k": 0}, (0, 1.5), torch.zeros(4, 3)
 
 
 def alike(a, b):
@@ -219,9 +220,11 @@ def test_why_it_was_compiled_again():
 
 
 def test_entries_for_values_are_bounded(monkeypatch):
-    from tracejit.runtime import template
     monkeypatch.setattr(template, "MOST_SETTLED", 3)
-    same(lambda s, x: x[s.n % 4] + x[s.n % 3], [*range(12), *range(12)], fallback="error")
+    jitted = same(lambda s, x: x.view(-1)[s.n:s.n + 4] * 2, [3, 4, 5, 6, 7, 8, 5, 4, 7, 6], fallback="error")
+    groups = [group for table in jitted._tables.values() for group in table.groups.values()]
+    kept = [len(e.entries) for group in groups for e in group.entries.values() if isinstance(e, template.SettledEntries)]
+    assert kept and max(kept) == 3
 
 
 @pytest.mark.parametrize("start", [0, 0.5], ids=["integer", "float"])
@@ -251,7 +254,7 @@ def test_threads_with_objects_of_their_own(start):
 @pytest.mark.parametrize("make", [lambda n: types.SimpleNamespace(n=n), lambda n: type("Slotted", (), {"__slots__": ("n",)})()], ids=["plain", "slots"])
 def test_objects_of_other_kinds(make):
     mine, theirs = make(0), make(0)
-    jitted = tracejit.jit(counter)
+    jitted = tracejit.jit(counter, fallback="error")
     for n in VALUES:
         mine.n = theirs.n = n
         assert alike(jitted(mine, torch.ones(3)), counter(theirs, torch.ones(3))) and mine.n == theirs.n
